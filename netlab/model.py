@@ -459,3 +459,27 @@ class Lab:
     def actors(self) -> tuple[str, ...]:
         """Everything that can probe or be probed: nodes, Pods, outside hosts and routers."""
         return (*self.nodes, *self.pods, *self.hosts, *self.routers)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Address -> the name that ``seenAs`` gives it: ``node1``, ``du1.net1``; first one wins."""
+        found: dict[str, str] = {}
+        for node in self.nodes.values():
+            found.setdefault(str(node.address), node.name)
+            for nic in node.nics:
+                if nic.address:
+                    found.setdefault(str(nic.address.ip), f"{node.name}.{nic.name}")
+            if node.pod_cidrs:
+                vtep = node.pod_cidrs[0].network_address
+                found.setdefault(str(vtep), f"{node.name}.vxlan.calico")
+        for pod in self.pods.values():
+            for index, pod_nic in enumerate(pod.nics):
+                name = f"{pod.name}.{pod_nic.name}" if index else pod.name
+                found.setdefault(str(pod_nic.address.ip), name)
+        for host in self.hosts.values():
+            found.setdefault(str(host.address.ip), host.name)
+        for router in self.routers.values():
+            for index, addresses in enumerate(router.addresses.values()):
+                for address in addresses:
+                    found.setdefault(str(address.ip), f"{router.name}.eth{index}")
+        return found

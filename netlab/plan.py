@@ -290,10 +290,15 @@ class FdbEntry(Object):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sysctl(Object):
-    """A sysctl of the namespace, dotted; a device's own dots are written ``/`` as sysctl does."""
+    """A sysctl of the namespace, dotted; a device's own dots are written ``/`` as sysctl does.
+
+    *optional*: where the kernel has no such sysctl (its module is not loaded), the behaviour is
+    the wanted one already, and nothing is written.
+    """
 
     name: str
     value: str
+    optional: bool = False
 
     @property
     def key(self) -> Key:
@@ -501,31 +506,26 @@ def attributes(item: Object) -> Iterator[tuple[str, object]]:
 
 
 def _ruleset(netns: str, backend: Backend, items: list[Chain | Hook]) -> Ruleset:
+    """Chains as written, then the hooks at their turn: the order that the kernel ends up with."""
     policies: dict[Key, str] = {}
-    own: dict[str, list[str]] = {}
-    shared: dict[str, dict[str, list[IptablesRule]]] = {}
-    bodies: dict[str, list[tuple[str, IptablesRule]]] = {}
+    contents: dict[str, dict[str, list[IptablesRule]]] = {}
+    for item in items:
+        if isinstance(item, Chain):
+            if item.policy:
+                policies[item.table, item.name] = item.policy
+            contents.setdefault(item.table, {})[item.name] = list(item.rules)
     for hook in sorted((i for i in items if isinstance(i, Hook)), key=lambda hook: hook.order):
-        rules = shared.setdefault(hook.table, {}).setdefault(hook.chain, [])
-        rule = IptablesRule(hook.text, hook.origin)
-        rules.insert(0, rule) if hook.place == "insert" else rules.append(rule)
-    for chain in (i for i in items if isinstance(i, Chain)):
-        if chain.policy:
-            policies[chain.table, chain.name] = chain.policy
-        if chain.name not in KERNEL_CHAINS[chain.table]:
-            own.setdefault(chain.table, []).append(chain.name)
-        else:
-            own.setdefault(chain.table, [])
-        bodies.setdefault(chain.table, []).extend((chain.name, rule) for rule in chain.rules)
-    rules_by_table: dict[str, tuple[tuple[str, IptablesRule], ...]] = {}
-    for table in KERNEL_CHAINS:
-        hooked = shared.get(table, {})
-        front = [(chain, rule) for chain in KERNEL_CHAINS[table] for rule in hooked.pop(chain, ())]
-        rest = [(chain, rule) for chain, rules in hooked.items() for rule in rules]
-        if front or rest or table in bodies:
-            rules_by_table[table] = (*front, *bodies.get(table, ()), *rest)
-    chains = {table: tuple(names) for table, names in own.items()}
-    return Ruleset(netns, backend, policies, chains, rules_by_table)
+        rules = contents.setdefault(hook.table, {}).setdefault(hook.chain, [])
+        place = 0 if hook.place == "insert" else len(rules)
+        rules.insert(place, IptablesRule(hook.text, hook.origin))
+    chains: dict[str, tuple[str, ...]] = {}
+    bodies: dict[str, tuple[tuple[str, IptablesRule], ...]] = {}
+    for table, by_chain in contents.items():
+        kernel = KERNEL_CHAINS[table]
+        chains[table] = tuple(name for name in by_chain if name not in kernel)
+        names = (*(name for name in kernel if name in by_chain), *chains[table])
+        bodies[table] = tuple((name, rule) for name in names for rule in by_chain[name])
+    return Ruleset(netns, backend, policies, chains, bodies)
 
 
 def _ordered(objects: tuple[Object, ...]) -> tuple[Object, ...]:
