@@ -8,7 +8,7 @@ layer never asks whether a name exists. Addresses are `ipaddress` values.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Literal, TypeAlias
@@ -460,26 +460,24 @@ class Lab:
         """Everything that can probe or be probed: nodes, Pods, outside hosts and routers."""
         return (*self.nodes, *self.pods, *self.hosts, *self.routers)
 
-    @property
-    def names(self) -> Mapping[str, str]:
-        """Address -> the name that ``seenAs`` gives it: ``node1``, ``du1.net1``; first one wins."""
-        found: dict[str, str] = {}
+    def named_addresses(self) -> Iterator[tuple[str, IPv4Address]]:
+        """Every name that ``seenAs`` may give an address: an actor's own, then ``actor.device``."""
         for node in self.nodes.values():
-            found.setdefault(str(node.address), node.name)
+            yield node.name, node.address
             for nic in node.nics:
                 if nic.address:
-                    found.setdefault(str(nic.address.ip), f"{node.name}.{nic.name}")
+                    yield f"{node.name}.{nic.name}", nic.address.ip
             if node.pod_cidrs:
-                vtep = node.pod_cidrs[0].network_address
-                found.setdefault(str(vtep), f"{node.name}.vxlan.calico")
+                yield f"{node.name}.vxlan.calico", node.pod_cidrs[0].network_address
         for pod in self.pods.values():
-            for index, pod_nic in enumerate(pod.nics):
-                name = f"{pod.name}.{pod_nic.name}" if index else pod.name
-                found.setdefault(str(pod_nic.address.ip), name)
+            yield pod.name, pod.nics[0].address.ip
+            yield from ((f"{pod.name}.{nic.name}", nic.address.ip) for nic in pod.nics)
         for host in self.hosts.values():
-            found.setdefault(str(host.address.ip), host.name)
+            yield host.name, host.address.ip
         for router in self.routers.values():
             for index, addresses in enumerate(router.addresses.values()):
-                for address in addresses:
-                    found.setdefault(str(address.ip), f"{router.name}.eth{index}")
-        return found
+                yield from ((f"{router.name}.eth{index}", address.ip) for address in addresses)
+
+    def name_of(self, address: IPv4Address) -> str:
+        """The shortest name of *address* in this lab, else the address itself."""
+        return next((name for name, own in self.named_addresses() if own == address), str(address))
