@@ -58,7 +58,7 @@ def compare(folder: Path, versions: Sequence[str] = ()) -> Iterator[Case]:
         version = file.parent.name
         if versions and version not in versions:
             continue
-        case = yaml.load(file.read_text(), yaml.CSafeLoader)  # noqa: S506 - the C safe loader
+        case = yaml.load(file.read_text(), yaml.CSafeLoader)
         expected = file.with_name(file.name.replace(".input.yaml", ".expected.rules")).read_text()
         printed = bool(expected.strip())
         rendered = restore_text(render(state(case))) if printed else expected

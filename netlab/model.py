@@ -226,7 +226,6 @@ class Coordinator:
     veth_link_address: IPv4Address | None = None
     veth_mtu: int = 1500
     pod_mac_prefix: str = ""
-    tx_queue_len: int = 0
     policy_routes: tuple[PolicyRoute, ...] = ()
 
 
@@ -254,7 +253,7 @@ class Node:
     gateway: IPv4Address | None
     calico: Calico
     kube_proxy: KubeProxy | None
-    coordinator: Coordinator
+    coordinator: Coordinator | None
     sysctl: Mapping[str, str] = field(hash=False)
     iptables_backend: Literal["nft", "legacy"] = "nft"
     pod_cidrs: tuple[IPv4Network, ...] = ()

@@ -356,7 +356,7 @@ class _Service:
             yield self._line("KUBE-NODEPORTS", text, reason, "healthCheckNodePort", "filter")
 
     def _refusals(self) -> Iterator[Line]:
-        """Rules of the filter table where there is no endpoint, or no local one under policy Local."""
+        """What filter refuses: no endpoint, or no local one under policy Local."""
         port = self.port
         internal = self._refusal("internalTrafficPolicy", local=port.internal_local)
         if internal:

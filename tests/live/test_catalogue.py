@@ -1,0 +1,43 @@
+"""Every lab of the catalogue, every variant, every expectation: a test each, on a real kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from netlab import catalogue, check, report, spec
+from netlab.judge import Verdict
+
+pytestmark = pytest.mark.live
+
+STRICT = report.Options(strict=True)
+CASES = [
+    (path.stem, variant, expectation.id)
+    for path in catalogue.paths()
+    for variant, lab in spec.load_all(path).items()
+    for expectation in lab.expect
+]
+
+
+@cache
+def verdicts(name: str, variant: str) -> dict[str, Verdict]:
+    """One strict run of the variant, on a private instance."""
+    ((lab, plan),) = check.select_runs(catalogue.find(name), (variant,))
+    return {verdict.id: verdict for verdict in check.run(lab, plan, None, STRICT, None).verdicts}
+
+
+@pytest.mark.parametrize(("name", "variant", "expectation"), CASES, ids="/".join)
+def test_expectation(name: str, variant: str, expectation: str) -> None:
+    verdict = verdicts(name, variant)[expectation]
+    assert verdict.ok, f"{verdict.text}: {verdict.reason}\n{verdict.expected}\n{verdict.observed}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = set(Path("/run/netns").iterdir()) if Path("/run/netns").exists() else set()
+    yield
+    after = set(Path("/run/netns").iterdir()) if Path("/run/netns").exists() else set()
+    assert after - before == set()
