@@ -38,6 +38,8 @@ from netlab.plan import (
 
 Line: TypeAlias = tuple[Origin | None, str]
 
+_UNNAMED = "netlab.new"
+
 _HEADER = """\
 #!/bin/sh
 # {title}, as network namespaces, links, addresses, routes, rules, ipsets and iptables rules.
@@ -156,7 +158,10 @@ def _settings(name: str, mac: str | None, mtu: int | None) -> str:
 
 
 def _link(item: Link) -> Iterator[str]:
-    """Born where it belongs, with its final name, and up."""
+    """Born where it belongs, and up.
+
+    A macvlan gets its name there: kernels before 6.2 look for it where the lower device is.
+    """
     own = _settings(item.name, item.mac, item.mtu)
     if item.tx_queue_len is not None:
         own += f" txqueuelen {item.tx_queue_len}"
@@ -167,8 +172,10 @@ def _link(item: Link) -> Iterator[str]:
             far = f"peer name {peer} netns {_name(item.peer_netns)}"
             yield _ip(item.netns, f"link add {own} type veth {far}")
         case Macvlan():
+            born = _UNNAMED + own.removeprefix(_q(item.name))
             there = f"link {_q(item.lower)} netns {_name(item.netns)}"
-            yield _ip(item.lower_netns, f"link add {own} {there} type macvlan mode {item.mode}")
+            yield _ip(item.lower_netns, f"link add {born} {there} type macvlan mode {item.mode}")
+            yield _ip(item.netns, f"link set {_UNNAMED} name {_q(item.name)}")
         case Bridge():
             yield _ip(item.netns, f"link add {own} type bridge")
             if item.mtu is not None:

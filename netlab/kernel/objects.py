@@ -32,6 +32,9 @@ from netlab.plan import (
 AF_BRIDGE = 7
 
 _IFF_UP = 1
+UNNAMED = "netlab.new"
+"""Name of a macvlan until it is in its own namespace."""
+
 _ADDRESS, _IFNAME, _MTU, _LINK, _MASTER, _TXQLEN, _LINKINFO, _NET_NS_FD = 1, 3, 4, 5, 10, 13, 18, 28
 _INFO_KIND, _INFO_DATA = 1, 2
 _VETH_PEER, _MACVLAN_MODE, _VLAN_ID = 1, 1, 1
@@ -186,19 +189,24 @@ def _veth(item: Veth, spaces: Mapping[str, Space]) -> None:
 
 
 def _macvlan(item: Macvlan, spaces: Mapping[str, Space]) -> None:
-    """Asked for where the lower device is, born where it belongs."""
+    """Asked for where the lower device is, born where it belongs, and named there.
+
+    Kernels before 6.2 look for the name in the namespace of the request (net/core/rtnetlink.c,
+    ``__rtnl_newlink``): there a Pod's eth0 on a node's eth0 would exist already. They also rename
+    only what is down, so the same request that names it brings it up.
+    """
     lower, own = spaces[item.lower_netns].socket, spaces[item.netns].socket
     lower.request(
         "link",
         CREATE | EXCL,
-        _fixed_link(),
-        _own_settings(item),
+        rt.fields("link", 0, 0, 0, 0, 0),
+        _settings(UNNAMED, item.mac, item.mtu, item.tx_queue_len),
         rt.u32(_LINK, lower.index(item.lower)),
         rt.u32(_NET_NS_FD, spaces[item.netns].descriptor),
         _info("macvlan", rt.u32(_MACVLAN_MODE, _MACVLAN_MODES[item.mode])),
     )
-    if item.master:
-        own.request("link", 0, _fixed_link(own.index(item.name)), _master(item.master, own))
+    named = rt.text(_IFNAME, item.name)
+    own.request("link", 0, _fixed_link(own.index(UNNAMED)), named, _master(item.master, own))
 
 
 def _link(item: Link, socket: Socket) -> None:

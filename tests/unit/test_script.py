@@ -76,7 +76,9 @@ def body(*objects: Object) -> list[str]:
         (
             Macvlan(netns="a", origin=ORIGIN, name="net1", lower_netns="b", lower="eth0"),
             [
-                f'ip -n "$NETLAB".b link add net1 link eth0 netns {A} type macvlan mode bridge',
+                f'ip -n "$NETLAB".b link add netlab.new link eth0 netns {A} '
+                "type macvlan mode bridge",
+                f"ip -n {A} link set netlab.new name net1",
                 f"ip -n {A} link set net1 up",
             ],
         ),
