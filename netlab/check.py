@@ -119,8 +119,11 @@ def _judged(
     states = [entry for entry in wanted if entry.state]
     facts = {entry.id: _facts(entry.state, instance, done) for entry in states if entry.state}
     jobs = [(entry, entry.probe) for entry in wanted if entry.probe]
+    jobs.sort(key=lambda job: job[0].result != "dropped")
     seen = probes.run_all(
-        [partial(_repeat, entry, probe, instance) for entry, probe in jobs], done.count
+        [partial(_repeat, entry, probe, instance) for entry, probe in jobs],
+        sum(entry.result == "dropped" for entry, _ in jobs),
+        done.count,
     )
     outcomes = {entry.id: found for (entry, _), found in zip(jobs, seen, strict=True)}
     names = {str(address): name for name, address in reversed([*lab.named_addresses()])}

@@ -40,7 +40,11 @@ CONNECT_SECONDS = 2
 TOTAL_SECONDS = 3
 """For a whole curl: the kernel sends data again after 0.2, 0.6 and 1.4 s; a path that lost all
 four has dropped them."""
-CONCURRENCY = 32
+PROGRAM_SECONDS = 60
+"""For a program to come to its own end: ping and curl keep the times above by themselves."""
+PER_CORE = 6
+"""Programs at once and core: more would only take each other's time, and a probe's clock runs."""
+MAX_WAITING = 64
 DEFAULT_TTL = 64
 
 T = TypeVar("T")
@@ -62,15 +66,22 @@ def run(probe: Probe, instance: str) -> Outcome:
     return replace(outcome, seconds=time.perf_counter() - started)
 
 
-def run_all(jobs: Sequence[Callable[[], T]], done: Callable[[], None]) -> list[T]:
-    """All *jobs*, `CONCURRENCY` at a time; what they return, in their order."""
+def run_all(jobs: Sequence[Callable[[], T]], waiting: int, done: Callable[[], None]) -> list[T]:
+    """All *jobs*, a bounded number at a time; what they return, in their order.
+
+    Args:
+        jobs: each runs one probe or several in a row.
+        waiting: how many of them, first in order, will only wait for a time-out: they take a
+            place of their own each, so that they do not keep the others waiting.
+        done: called after each job, from any thread.
+    """
 
     def work(job: Callable[[], T]) -> T:
         outcome = job()
         done()
         return outcome
 
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
+    with ThreadPoolExecutor(PER_CORE * (os.cpu_count() or 1) + min(waiting, MAX_WAITING)) as pool:
         return list(pool.map(work, jobs))
 
 
@@ -82,7 +93,7 @@ def _ping(probe: Probe, instance: str) -> Outcome:
     source = ("-I", str(bound)) if bound else ()
     argv = ("ping", "-n", "-c", "1", "-W", str(CONNECT_SECONDS), *source)
     done = kernel.run(
-        instance, probe.source.actor, (*argv, str(probe.target.address)), timeout=2 * TOTAL_SECONDS
+        instance, probe.source.actor, (*argv, str(probe.target.address)), timeout=PROGRAM_SECONDS
     )
     own = kernel.addresses(instance, probe.source.actor) if done.returncode else ()
     return read_ping(
@@ -122,7 +133,7 @@ def _curl(probe: Probe, instance: str) -> Outcome:
         *source,
         url,
     )
-    done = kernel.run(instance, probe.source.actor, argv, timeout=2 * TOTAL_SECONDS)
+    done = kernel.run(instance, probe.source.actor, argv, timeout=PROGRAM_SECONDS)
     if done.returncode == _COULD_NOT_CONNECT:
         return _why_not(probe, instance, done.stderr)
     return read_curl(done.returncode, done.stdout, done.stderr)

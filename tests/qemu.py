@@ -9,6 +9,7 @@ the console is no channel for them, and a guest that dies would look like one th
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import shlex
 import shutil
@@ -59,7 +60,8 @@ def script(folder: Path, select: list[str]) -> str:
     return "\n".join(
         (
             "#!/bin/sh",
-            "export HOME=/tmp PYTHONDONTWRITEBYTECODE=1",
+            "export HOME=/tmp",
+            "unset PYTHONDONTWRITEBYTECODE",
             f"export PATH={shlex.quote(os.environ['PATH'])}:/usr/sbin:/sbin",
             f"cd {shlex.quote(str(ROOT))} || exit 2",
             f"uname -sr > {folder}/output",
@@ -80,13 +82,15 @@ def main() -> int:
         install = ("apt-get", "install", "-qq", "-y", "--no-install-recommends", "qemu-system-x86")
         run(*install, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
     image = kernel(PACKAGES[options.kernel])
+    compileall.compile_dir(ROOT / "netlab", quiet=2)
     with tempfile.TemporaryDirectory(prefix="netlab-qemu-") as name:
         folder = Path(name)
         guest = folder / "guest"
         guest.write_text(script(folder, options.select))
         guest.chmod(0o755)
+        vng = str(Path(sys.executable).with_name("vng"))
         argv = (
-            *("vng", "--disable-kvm", "--disable-microvm", "--verbose", "--run", str(image)),
+            *(vng, "--disable-kvm", "--disable-microvm", "--verbose", "--run", str(image)),
             *("--cpus", str(CPUS), "--memory", MEMORY, "--user", "root"),
             *("--rwdir", str(folder), "--exec", str(guest)),
         )
@@ -99,6 +103,7 @@ def main() -> int:
             errors="replace",
             check=False,
             timeout=BOOT_AND_RUN_SECONDS,
+            env={**os.environ, "PATH": f"{Path(vng).parent}:{os.environ['PATH']}"},
         ).stdout
         output, code = folder / "output", folder / "code"
         sys.stdout.write(output.read_text() if output.exists() else "")
