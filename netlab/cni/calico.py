@@ -1,9 +1,10 @@
 """Calico with VXLAN: tunnel device, blocks, Pods' veths, and Felix' rules beside them.
 
-Sources: projectcalico/calico felix/dataplane/linux/vxlan_mgr.go and route_mgr (device, routes,
-neighbours, fdb), felix/dataplane/linux/endpoint_mgr.go (``configureInterface``),
-cni-plugin/pkg/dataplane/linux/dataplane_linux.go (``DoNetworking``), tag v3.30. IPv6 settings are
-left out: labs are IPv4.
+Sources: projectcalico/calico felix/dataplane/linux (vxlan_mgr.go and route_mgr.go: device, routes,
+neighbours, fdb; endpoint_mgr.go ``configureInterface``; int_dataplane.go ``configureKernel``),
+felix/vxlanfdb, felix/routetable, and cni-plugin/pkg/dataplane/linux/dataplane_linux.go
+(``DoWorkloadNetnsSetUp``, ``SetupRoutes``), tags v3.27.0 to v3.32.1. IPv6 settings are left out:
+labs are IPv4.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from netlab.addressing import cali_interface, mac, vtep_mac
 from netlab.cni import felix
+from netlab.cni.calico_versions import Traits
 from netlab.model import Lab, Node, Pod, PodNIC
 from netlab.plan import (
     Address,
@@ -25,32 +27,34 @@ from netlab.plan import (
     Veth,
     Vxlan,
 )
-from netlab.wiring import EVERYWHERE
+from netlab.wiring import BASELINE, EVERYWHERE
 
 DEVICE = "vxlan.calico"
 HOST_MAC = "ee:ee:ee:ee:ee:ee"
 GATEWAY = IPv4Address("169.254.1.1")
-FELIX_PROTOCOL = 80
-"""RTPROT of Felix' own routes (``DefaultRouteProtocol``); device routes are RTPROT_BOOT."""
+BLACKHOLE_PROTOCOL = 80
+"""Of blackhole routes (``DefaultRouteProto``). Routes by a device have DeviceRouteProtocol, whose
+default is 3 (boot)."""
 
-_INTERFACE_SYSCTLS = (
-    ("net.ipv4.conf.{}.route_localnet", "1"),
-    ("net.ipv4.neigh.{}.proxy_delay", "0"),
-    ("net.ipv4.conf.{}.proxy_arp", "1"),
-    ("net.ipv4.conf.{}.forwarding", "1"),
-)
+DEFAULT_RP_FILTER = "net.ipv4.conf.default.rp_filter"
 
 
 def objects(lab: Lab) -> Iterator[Object]:
     """Everything that Calico writes in *lab*, nodes first, then its Pods in the file's order."""
-    nodes = [node for node in lab.nodes.values() if node.pod_cidrs]
+    pods = [
+        (lab.nodes[pod.node], pod, nic)
+        for pod in lab.pods.values()
+        for nic in pod.nics
+        if nic.attachment is None
+    ]
+    hosting = {node.name for node, _, _ in pods}
+    nodes = [node for node in lab.nodes.values() if node.pod_cidrs or node.name in hosting]
     for node in nodes:
         yield from _node(node)
-        yield from _tunnel(lab, node)
-    for pod in lab.pods.values():
-        for nic in pod.nics:
-            if nic.attachment is None:
-                yield from _pod(lab.nodes[pod.node], pod, nic)
+        if node.pod_cidrs:
+            yield from _tunnel(lab, node)
+    for node, pod, nic in pods:
+        yield from _pod(node, pod, nic)
     for node in nodes:
         yield from felix.objects(lab, node)
 
@@ -68,9 +72,10 @@ def _node(node: Node) -> Iterator[Object]:
     """Felix' global sysctls."""
     origin = _origin("a node forwards for its Pods", f"node {node.name}")
     yield Sysctl(netns=node.name, origin=origin, name="net.ipv4.ip_forward", value="1")
-    origin = _origin("flow logs need the counters", f"node {node.name}")
-    name = "net.netfilter.nf_conntrack_acct"
-    yield Sysctl(netns=node.name, origin=origin, name=name, value="1")
+    if Traits.of(node.calico.version).conntrack_accounting:
+        origin = _origin("flow logs need counters", f"node {node.name}", "cluster.calico.version")
+        name = "net.netfilter.nf_conntrack_acct"
+        yield Sysctl(netns=node.name, origin=origin, name=name, value="1")
 
 
 def _tunnel(lab: Lab, node: Node) -> Iterator[Object]:
@@ -100,7 +105,7 @@ def _tunnel(lab: Lab, node: Node) -> Iterator[Object]:
             origin=_origin("no loop for addresses of the block that no Pod has", subject),
             dst=block,
             kind="blackhole",
-            protocol=FELIX_PROTOCOL,
+            protocol=BLACKHOLE_PROTOCOL,
         )
     for peer in lab.nodes.values():
         if peer.name != node.name and peer.pod_cidrs:
@@ -118,23 +123,35 @@ def _peer(lab: Lab, node: Node, peer: Node) -> Iterator[Object]:
     yield FdbEntry(
         netns=node.name, origin=origin, dev=DEVICE, mac=vtep_mac(peer.name), dst=peer.address
     )
-    borrowed = (
-        IPv4Network(nic.address.ip)
-        for pod in lab.pods.values()
-        if pod.node == peer.name
-        for nic in pod.nics
-        if nic.attachment is None and not _in_blocks(nic.address.ip, peer)
-    )
-    for dst in (*peer.pod_cidrs, *borrowed):
+    mtu = node.calico.mtu if Traits.of(node.calico.version).route_mtu else None
+    reachable = [(block, f"block of {peer.name}") for block in peer.pod_cidrs]
+    reachable += [
+        (address, "borrowed from another node's block") for address in _borrowed(lab, peer)
+    ]
+    for dst, reason in reachable:
         yield Route(
             netns=node.name,
-            origin=_origin(f"block of {peer.name}", subject, "cluster.calico.encapsulation"),
+            origin=_origin(reason, subject, "cluster.calico.encapsulation"),
             dst=dst,
             via=vtep,
             dev=DEVICE,
             onlink=True,
-            protocol=FELIX_PROTOCOL,
+            mtu=mtu,
         )
+
+
+def _borrowed(lab: Lab, node: Node) -> Iterator[IPv4Network]:
+    """Addresses of Pods of *node* that lie in another node's block.
+
+    An address outside all pools gets no route between nodes (``IPPoolType_NONE``).
+    """
+    for pod in lab.pods.values():
+        for nic in pod.nics:
+            if pod.node != node.name or nic.attachment is not None:
+                continue
+            owners = (n.name for n in lab.nodes.values() if _in_blocks(nic.address.ip, n))
+            if next(owners, node.name) != node.name:
+                yield IPv4Network(nic.address.ip)
 
 
 def _in_blocks(address: IPv4Address, node: Node) -> bool:
@@ -157,8 +174,8 @@ def _pod(node: Node, pod: Pod, nic: PodNIC) -> Iterator[Object]:
         peer_mtu=node.calico.mtu,
     )
     sysctls = _origin("the node answers ARP for the Pod and forwards", subject, path)
-    for name, value in _INTERFACE_SYSCTLS:
-        yield Sysctl(netns=node.name, origin=sysctls, name=name.format(host), value=value)
+    for name, value in _interface_sysctls(node, host):
+        yield Sysctl(netns=node.name, origin=sysctls, name=name, value=value)
     yield Route(
         netns=node.name,
         origin=_origin("the Pod from its own node", subject, path),
@@ -166,14 +183,35 @@ def _pod(node: Node, pod: Pod, nic: PodNIC) -> Iterator[Object]:
         dev=host,
         scope="link",
     )
+    yield from _inside(pod, nic)
+
+
+def _inside(pod: Pod, nic: PodNIC) -> Iterator[Object]:
+    """What the Pod's own namespace gets besides the veth, in the plugin's order."""
+    subject = f"Pod {pod.namespace}/{pod.name}"
+    path = f"pods.{pod.name}.nics.{nic.name}"
+    gateway = _origin("everything goes through the node", subject, path)
+    yield Route(
+        netns=pod.name, origin=gateway, dst=IPv4Network(GATEWAY), dev=nic.name, scope="link"
+    )
+    yield Route(netns=pod.name, origin=gateway, dst=EVERYWHERE, via=GATEWAY, dev=nic.name)
     yield Address(
         netns=pod.name,
         origin=_origin("address from the node's block", subject, path),
         dev=nic.name,
         address=IPv4Interface((nic.address.ip, 32)),
     )
-    gateway = _origin("everything goes through the node", subject, path)
-    yield Route(
-        netns=pod.name, origin=gateway, dst=IPv4Network(GATEWAY), dev=nic.name, scope="link"
-    )
-    yield Route(netns=pod.name, origin=gateway, dst=EVERYWHERE, via=GATEWAY, dev=nic.name)
+
+
+def _interface_sysctls(node: Node, device: str) -> Iterator[tuple[str, str]]:
+    """What Felix writes for a workload's *device*; rp_filter is what it read when it started.
+
+    ``cluster.sysctl`` counts as set before that, as it does for kube-proxy.
+    """
+    at_start = {**node.sysctl, **node.extra.before.sysctls}
+    yield f"net.ipv4.conf.{device}.route_localnet", "1"
+    yield f"net.ipv4.neigh.{device}.proxy_delay", "0"
+    yield f"net.ipv4.conf.{device}.proxy_arp", "1"
+    yield f"net.ipv4.conf.{device}.forwarding", "1"
+    default = at_start.get(DEFAULT_RP_FILTER, BASELINE[DEFAULT_RP_FILTER])
+    yield f"net.ipv4.conf.{device}.rp_filter", default
