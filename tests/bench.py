@@ -82,7 +82,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     netlab("--help")
-    found = {name: statistics.median(values) for name, values in measure(1 if options.short else 5).items()}
+    figures = measure(1 if options.short else 5)
+    found = {name: statistics.median(values) for name, values in figures.items()}
     targets = SECONDS | {f"{name} MB": value for name, value in MEGABYTES.items()}
     rows = [
         (name, f"{value:.2f}", f"{targets[name]:.2f}", "" if value <= targets[name] else "missed")
@@ -91,7 +92,8 @@ def main() -> int:
     if options.format == "json":
         sys.stdout.write(json.dumps({"measured": found, "targets": targets}, indent=2) + "\n")
     else:
-        sys.stdout.write(tabulate(rows, ("figure", "median", "target", ""), tablefmt="plain") + "\n")
+        header = ("figure", "median", "target", "")
+        sys.stdout.write(tabulate(rows, header, tablefmt="plain") + "\n")
     return any(row[3] for row in rows)
 
 

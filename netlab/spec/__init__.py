@@ -6,13 +6,16 @@ checking    schema problems in words
 paths       setting paths, and documents changed by them
 settings    cluster settings with their defaults
 world       networks, routers, hosts, NICs, extra
-cluster     nodes, attachments, Pods, Services
+cluster     ranges, nodes, attachments, Services
+pods        Pods and IPAM
+consistency what shows only in the whole lab
 probes      the probe grammar
 expecting   expectations
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +23,24 @@ from typing import Any
 
 from netlab.errors import LabError, Problem, UsageError
 from netlab.model import Lab
-from netlab.spec import checking, cluster, document, expecting, language, paths, world
+from netlab.spec import (
+    checking,
+    cluster,
+    consistency,
+    document,
+    expecting,
+    language,
+    paths,
+    pods,
+    world,
+)
 from netlab.spec.document import Document
 from netlab.spec.probes import parse_probe
 
 __all__ = ["load", "load_all", "parse", "parse_probe", "reasons", "schema"]
+
+_WORLD = ("networks", "routers", "hosts")
+_CLUSTER = ("nodes", "pods", "services", "networkAttachments")
 
 reasons = expecting.reasons
 BASE = "base"
@@ -54,10 +70,22 @@ def load_all(file: Path) -> dict[str, Lab]:
         try:
             labs[name] = _lab(checked, file, name)
         except LabError as error:
-            problems |= dict.fromkeys(error.problems)
+            known = {*problems, *checked.problems}
+            mark = "" if name == BASE else f" [variant {name}]"
+            problems |= {
+                problem if problem in known else _marked(problem, name, mark): None
+                for problem in error.problems
+            }
     if problems:
         raise LabError(str(file), tuple(problems))
     return labs
+
+
+def _marked(problem: Problem, variant: str, mark: str) -> Problem:
+    """*problem* with the variant that has it, where its path does not say so."""
+    if problem.path.startswith(f"variants.{variant}."):
+        return problem
+    return replace(problem, message=problem.message + mark)
 
 
 def parse(text: str, file: Path, *, variant: str = BASE) -> Lab:
@@ -67,14 +95,16 @@ def parse(text: str, file: Path, *, variant: str = BASE) -> Lab:
 
 def schema() -> dict[str, Any]:
     """The language as JSON Schema; ``by`` lists every component/reason with its meaning."""
-    full = language.schema()
-    listed = {
-        "oneOf": [
-            *({"const": name, "description": text} for name, text in reasons().items()),
-            {"pattern": "^user/", "description": "a rule or route of the lab's own"},
-        ]
-    }
-    return {**full, "$defs": {"by": listed}}
+    full = copy.deepcopy(language.schema())
+    variant = full["properties"]["variants"]["additionalProperties"]
+    for entries in (full["properties"]["expect"], variant["properties"]["expect"]):
+        by = entries["items"]["properties"]["by"]
+        entries["items"]["properties"]["by"] = {"$ref": "#/$defs/by", **by}
+    listed = [
+        *({"const": name, "description": text} for name, text in reasons().items()),
+        {"pattern": "^user/", "description": "a rule or route of the lab's own"},
+    ]
+    return {**full, "$defs": {"by": {"oneOf": listed}}}
 
 
 def _checked(text: str, file: Path) -> Document:
@@ -87,25 +117,36 @@ def _checked(text: str, file: Path) -> Document:
     if not isinstance(read.data, dict):
         message = "a lab is a mapping: name, underlay, cluster, nodes, ..."
         raise LabError(str(file), (*read.problems, Problem(*read.place(""), "", message)))
-    whole = _names(read.data)
-    usable = checking.check(read)
-    if not usable:
+    read.names = _names(read.data)
+    if not checking.check(read):
         raise LabError(str(file), tuple(read.problems))
-    read.names = whole
+    underlay = read.data["underlay"]
+    read.lost = frozenset(
+        [kind for kind in _WORLD if kind not in underlay and read.gave(f"underlay.{kind}")]
+        + [kind for kind in _CLUSTER if kind not in read.data and read.gave(kind)]
+    )
+    if BASE in read.data.get("variants", {}):
+        message = "base is the lab as it is written: name the variant after what it changes"
+        read.problem(f"variants.{BASE}", message, at_key=True)
+        del read.data["variants"][BASE]
     return read
 
 
 def _names(data: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """Every name of each kind that the file gives, usable or not."""
     underlay = data.get("underlay") if isinstance(data.get("underlay"), dict) else {}
-    found: dict[str, frozenset[str]] = {}
-    for kind in ("networks", "routers", "hosts"):
-        entries = underlay.get(kind) if underlay else None
-        found[kind] = frozenset(entries if isinstance(entries, dict) else ())
-    for kind in ("nodes", "pods", "services", "networkAttachments"):
-        entries = data.get(kind)
-        found[kind] = frozenset(entries if isinstance(entries, dict) else ())
-    return found
+    given = {kind: underlay.get(kind) if underlay else None for kind in _WORLD}
+    given |= {kind: data.get(kind) for kind in _CLUSTER}
+    return {
+        kind: frozenset(entries if isinstance(entries, dict) else ())
+        for kind, entries in given.items()
+    }
+
+
+def _names_after(checked: Document, made: Document) -> dict[str, frozenset[str]]:
+    """The names of a variant: those that it leaves, and those that were unusable before."""
+    before, after = _names(checked.data), _names(made.data)
+    return {kind: after[kind] | (checked.names[kind] - before[kind]) for kind in after}
 
 
 def _lab(checked: Document, file: Path, variant: str) -> Lab:
@@ -117,7 +158,7 @@ def _lab(checked: Document, file: Path, variant: str) -> Lab:
         )
     changes = {} if variant == BASE else variants[variant].get("set", {})
     made = paths.changed(checked, changes, f"variants.{variant}.set")
-    made.names = checked.names
+    made.names, made.lost = _names_after(checked, made), checked.lost
     made.problems += checked.problems
     if not checking.check(made):
         raise LabError(str(file), tuple(made.problems))
@@ -138,8 +179,7 @@ def _build(made: Document, file: Path, variant: str, changes: Mapping[str, Any])
     nodes = cluster.nodes(shop, wires, gateways, pod_cidr, service_cidr)
     nets = cluster.attachments(shop, gateways)
     ports = cluster.target_ports(shop)
-    pods, blocks = cluster.pods(shop, nodes, nets, service_cidr, ports)
-    cluster.names_that_clash(shop, pods)
+    workloads, blocks = pods.pods(shop, nodes, nets, service_cidr, ports)
     first = next(iter(nodes.values()), None)
     lab = Lab(
         name=data["name"],
@@ -149,16 +189,17 @@ def _build(made: Document, file: Path, variant: str, changes: Mapping[str, Any])
         routers=gateways,
         hosts=outside,
         nodes={n: replace(node, pod_cidrs=blocks.get(n, ())) for n, node in nodes.items()},
-        pods=pods,
-        services=cluster.services(shop, pods, service_cidr),
-        pod_cidrs=tuple(pool.cidr for pool in first.calico.ip_pools) if first else (pod_cidr,),
-        service_cidrs=(service_cidr,),
+        pods=workloads,
+        services=cluster.services(shop, workloads, service_cidr),
+        pod_cidrs=tuple(pool.cidr for pool in first.calico.ip_pools) if first else (),
+        service_cidrs=(service_cidr,) if service_cidr else (),
         variant=variant,
         variants=tuple(data.get("variants", {})),
         changes={path: _shown(value) for path, value in changes.items()},
         allow=shop.allow,
         sources={**made.keys, **{p: at for p, at in made.values.items() if p not in made.keys}},
     )
+    consistency.check(shop, lab)
     entries = _entries(shop, variant)
     return replace(lab, expect=expecting.expectations(shop, lab, entries))
 
@@ -198,5 +239,14 @@ def _entries(shop: world.Workshop, variant: str) -> list[tuple[str, Mapping[str,
                 line = shop.document.place(first)[0]
                 shop.problem(f"{path}.id", f"{entry['id']!r} is already in line {line}")
                 continue
-            found[entry["id"]] = (path, entry)
+            asked = found.get(entry["id"], ("", {}))[1]
+            found[entry["id"]] = (path, _completed(entry, asked))
     return list(found.values())
+
+
+def _completed(entry: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A variant's *entry* with what is asked, where it leaves that to the *base*'s of its id."""
+    if "probe" in entry or "state" in entry:
+        return entry
+    asked = ("probe", "state", "count", "tags")
+    return {**{key: base[key] for key in asked if key in base}, **entry}

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
-import jsonschema_rs
-
-from netlab.errors import Problem
 from netlab.spec.document import Document, join
 from netlab.spec.language import Schema, formats, schema
 
 Steps = Sequence[str | int]
 
+_EMPTY = {"minItems", "minProperties"}
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'x'?)`` for the nearest of *known*, else nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return _nearest(name, tuple(known))
+
+
+@lru_cache
+def _nearest(name: str, known: tuple[str, ...]) -> str:
+    """One mistake is often met many times: in every expectation, in every variant."""
+    lower = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f" (did you mean {lower[near[0]]!r}?)" if near else ""
 
 
 def check(document: Document) -> bool:
@@ -37,16 +43,18 @@ def check(document: Document) -> bool:
         if not errors:
             return True
         for error in errors:
-            document.problems += _problems(document, error)
-        doomed = [steps for error in errors for steps in _doomed(error)]
-        if any(not steps for steps in doomed):
+            _tell(document, error)
+        doomed = {tuple(steps) for error in errors for steps in _doomed(document, error)}
+        if () in doomed:
             return False
         for steps in sorted(doomed, key=_depth, reverse=True):
-            _remove(document.data, steps)
+            _remove(document, steps)
 
 
 @cache
 def _validator() -> Any:  # noqa: ANN401 - the library's class
+    import jsonschema_rs  # noqa: PLC0415 - 30 ms that commands without a lab file do not need
+
     return jsonschema_rs.Draft202012Validator(
         schema(), formats=dict(formats()), validate_formats=True
     )
@@ -65,9 +73,19 @@ def _depth(steps: Steps) -> tuple[int, int]:
     return (len(steps), last if isinstance(last, int) else 0)
 
 
-def _doomed(error: Any) -> list[Steps]:  # noqa: ANN401 - the library's class
+def _steps(document: Document, error: Any) -> list[str | int]:  # noqa: ANN401 - the library's class
+    """Where the error is; the library takes a key of digits for an index."""
+    data = document.data
+    found: list[str | int] = []
+    for step in error.instance_path:
+        found.append(step if isinstance(data, list) else str(step))
+        data = data[found[-1]]
+    return found
+
+
+def _doomed(document: Document, error: Any) -> list[Steps]:  # noqa: ANN401 - the library's class
     """What must go for the rest to be valid: the value, or an unknown key, or a misnamed one."""
-    steps = list(error.instance_path)
+    steps = _steps(document, error)
     if error.kind.name == "additionalProperties":
         return [[*steps, key] for key in error.kind.unexpected]
     if error.kind.name == "propertyNames":
@@ -75,7 +93,8 @@ def _doomed(error: Any) -> list[Steps]:  # noqa: ANN401 - the library's class
     return [steps]
 
 
-def _remove(data: Any, steps: Steps) -> None:  # noqa: ANN401 - plain data
+def _remove(document: Document, steps: Steps) -> None:
+    data = document.data
     for step in steps[:-1]:
         try:
             data = data[step]
@@ -83,32 +102,34 @@ def _remove(data: Any, steps: Steps) -> None:  # noqa: ANN401 - plain data
             return
     last = steps[-1]
     if isinstance(data, list) and isinstance(last, int) and last < len(data):
+        document.remove(path_of(steps[:-1]), last)
         del data[last]
     elif isinstance(data, dict):
         data.pop(str(last), None)
 
 
-def _problems(document: Document, error: Any) -> list[Problem]:  # noqa: ANN401 - the library's class
-    path = path_of(error.instance_path)
+def _tell(document: Document, error: Any) -> None:  # noqa: ANN401 - the library's class
+    path = path_of(_steps(document, error))
     kind = error.kind.name
     if kind == "additionalProperties":
         known = _rule(error.schema_path[:-1]).get("properties", {})
-        return [
-            _at_key(document, join(path, key), f"no such setting{nearest(key, known)}")
-            for key in error.kind.unexpected
-        ]
-    if kind == "propertyNames":
+        for key in error.kind.unexpected:
+            message = f"no such setting{nearest(key, known) or _choices(known)}"
+            document.problem(join(path, key), message, at_key=True)
+    elif kind == "propertyNames":
         name = error.kind.error.instance
-        expected = _rule(error.schema_path).get("expected", "another name")
-        return [_at_key(document, join(path, name), f"{name!r} is not {expected}")]
-    place = document.place(path)
-    if kind == "required":
-        return [Problem(*place, path, f"{error.kind.property!r} is missing")]
-    return [Problem(*place, path, _message(error))]
+        expected = _rule(error.schema_path[:-1])["expected"]
+        document.problem(join(path, name), f"{name!r} is not {expected}", at_key=True)
+    elif kind == "required":
+        # What the file gives, but wrongly, has been told already.
+        if not document.gave(join(path, error.kind.property)):
+            document.problem(path, f"{error.kind.property!r} is missing", at_key=True)
+    elif kind not in _EMPTY or not document.gave_within(path):
+        document.problem(path, _message(error))
 
 
-def _at_key(document: Document, path: str, message: str) -> Problem:
-    return Problem(*document.keys.get(path, document.place(path)), path, message)
+def _choices(known: Iterable[str]) -> str:
+    return f"; there are: {', '.join(sorted(known))}"
 
 
 def _message(error: Any) -> str:  # noqa: ANN401 - the library's class
@@ -117,7 +138,7 @@ def _message(error: Any) -> str:  # noqa: ANN401 - the library's class
     if error.kind.name == "enum":
         options = [str(option) for option in rule["enum"]]
         return f"{got} is not {rule['expected']}{nearest(str(error.instance), options)}"
-    if error.kind.name == "minItems":
+    if error.kind.name in _EMPTY:
         return "is empty: expected at least one"
     return f"{got} is not {rule.get('expected', 'valid')}"
 
@@ -129,7 +150,9 @@ def _shown(value: object) -> str:
         return "a list"
     if value is None:
         return "nothing"
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool | int):
+        return str(value).lower()
+    text = str(value)
     return repr(text) if len(text) <= 60 else repr(text[:57] + "...")
 
 

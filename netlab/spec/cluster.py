@@ -1,20 +1,18 @@
-"""Nodes, attachments, Pods and Services: references, addresses and names checked."""
+"""The cluster's ranges, nodes, attachments and Services: references and addresses checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
-from itertools import combinations
+from collections.abc import Container, Iterable, Iterator, Mapping
+from ipaddress import IPv4Address, IPv4Network
+from itertools import combinations, product
 from typing import Any, Literal
 
-from netlab import addressing
 from netlab.model import (
     Attachment,
     Endpoint,
     Network,
     Node,
     Pod,
-    PodNIC,
     Router,
     Service,
     ServicePort,
@@ -23,44 +21,67 @@ from netlab.spec import settings
 from netlab.spec.checking import nearest
 from netlab.spec.world import Workshop, extra, gateway, node_nics
 
-CALICO = "calico"
-FIRST_NODE_PORT = 30000
-RESERVED_CLUSTER_IPS = 10
-"""The first addresses of serviceCIDR are left to what clusters put there (.1, .10)."""
+HEADLESS = "None"
+FIRST_NODE_PORT = 30086
+"""Kubernetes leaves the ports below to those that are given (KEP 3668)."""
 
 
-def cidrs(shop: Workshop, wires: Mapping[str, Network]) -> tuple[IPv4Network, IPv4Network]:
-    """The two CIDRs of the cluster; overlaps of any two ranges are problems."""
-    cluster = shop.data["cluster"]
-    pod, service = IPv4Network(cluster["podCIDR"]), IPv4Network(cluster["serviceCIDR"])
-    ranges = {"cluster.podCIDR": pod, "cluster.serviceCIDR": service}
-    for wire in wires.values():
-        for index, subnet in enumerate(wire.subnets):
-            ranges[f"underlay.networks.{wire.name}.subnets[{index}]"] = subnet
-    if "overlapping-cidr" not in shop.allow:
-        for (one, first), (other, second) in combinations(ranges.items(), 2):
-            if first.overlaps(second):
-                hint = "; on purpose? allow: [overlapping-cidr]"
-                shop.problem(other, f"{second} overlaps {one} ({first}){hint}")
-    return pod, service
+def cidrs(
+    shop: Workshop, wires: Mapping[str, Network]
+) -> tuple[IPv4Network | None, IPv4Network | None]:
+    """The podCIDR (or the first pool's) and serviceCIDR; overlapping ranges are problems."""
+    cluster = shop.data.get("cluster", {})
+    pod, service = (
+        IPv4Network(cluster[key]) if key in cluster else None for key in ("podCIDR", "serviceCIDR")
+    )
+    pools = settings.pools(cluster.get("calico", {}), pod)
+    own = {shop.pool_path(pool.name): pool.cidr for pool in pools}
+    first = next(iter(own.values()), None)
+    if service is not None:
+        own["cluster.serviceCIDR"] = service
+    world = {
+        f"underlay.networks.{wire.name}.subnets[{index}]": subnet
+        for wire in wires.values()
+        for index, subnet in enumerate(wire.subnets)
+    }
+    attached = {
+        f"networkAttachments.{name}.subnet": IPv4Network(entry["subnet"])
+        for name, entry in shop.data.get("networkAttachments", {}).items()
+    }
+    _no_overlap(shop, combinations((world | own).items(), 2))
+    _no_overlap(shop, product(own.items(), attached.items()))
+    return pod or first, service
+
+
+def _no_overlap(
+    shop: Workshop,
+    pairs: Iterable[tuple[tuple[str, IPv4Network], tuple[str, IPv4Network]]],
+) -> None:
+    if "overlapping-cidr" in shop.allow:
+        return
+    for (one, first), (other, second) in pairs:
+        if first.overlaps(second):
+            hint = "; on purpose? allow: [overlapping-cidr]"
+            shop.problem(other, f"{second} overlaps {one} ({first}){hint}")
 
 
 def nodes(
     shop: Workshop,
     wires: Mapping[str, Network],
     gateways: Mapping[str, Router],
-    pod_cidr: IPv4Network,
-    service_cidr: IPv4Network,
+    pod_cidr: IPv4Network | None,
+    service_cidr: IPv4Network | None,
 ) -> dict[str, Node]:
     """Nodes with their settings; blocks come later, when Pods' addresses are known."""
-    cluster = shop.data["cluster"]
+    cluster = shop.data.get("cluster", {})
     found: dict[str, Node] = {}
-    for name, entry in shop.data["nodes"].items():
+    for name, entry in shop.data.get("nodes", {}).items():
         path = f"nodes.{name}"
         nics = node_nics(shop, name, entry, wires)
-        first = next((nic for nic in nics if nic.address), None)
-        if first is None or first.address is None:
-            shop.problem(f"{path}.nics", "a node needs a NIC with an address")
+        subnets = [(nic.network, nic.address.network) for nic in nics if nic.address]
+        if not subnets:
+            if not any(shop.document.gave(f"{path}.nics.{nic}.address") for nic in entry["nics"]):
+                shop.problem(f"{path}.nics", "a node needs a NIC with an address", at_key=True)
             continue
         given = settings.merged(
             {key: cluster.get(key) for key in _REPEATABLE if key in cluster},
@@ -87,7 +108,7 @@ def nodes(
         found[name] = Node(
             name,
             nics,
-            gateway(shop, entry, path, first.network, first.address.network, gateways),
+            gateway(shop, entry, path, subnets, gateways),
             calico,
             proxy,
             coordinator,
@@ -111,227 +132,26 @@ def attachments(shop: Workshop, gateways: Mapping[str, Router]) -> dict[str, Att
     found: dict[str, Attachment] = {}
     for name, entry in shop.data.get("networkAttachments", {}).items():
         path = f"networkAttachments.{name}"
-        if name == CALICO:
+        if name == "calico":
             shop.problem(path, "calico is the default network's name", at_key=True)
-            continue
-        if entry["cni"] != "macvlan":
-            shop.problem(f"{path}.cni", f"{entry['cni']} is not rendered yet: macvlan is")
             continue
         subnet = IPv4Network(entry["subnet"])
         chained = entry.get("coordinator", {})
         if chained is True:
             chained = {}
+        if chained and chained.get("behaviour") == "none":
+            chained = False
         found[name] = Attachment(
             name,
             "macvlan",
             entry["master"],
             subnet,
-            gateway(shop, entry, path, None, subnet, gateways),
+            gateway(shop, entry, path, [(None, subnet)], gateways),
             None if chained is False else chained,
             entry.get("mode", "bridge"),
             entry.get("mtu"),
         )
     return found
-
-
-# --- Pods ----------------------------------------------------------------------------------------
-
-
-def pods(
-    shop: Workshop,
-    placed: Mapping[str, Node],
-    nets: Mapping[str, Attachment],
-    service_cidr: IPv4Network,
-    ports: Mapping[str, tuple[int, ...]],
-) -> tuple[dict[str, Pod], dict[str, tuple[IPv4Network, ...]]]:
-    """Pods, and each node's blocks. *ports*: target ports by Pod."""
-    entries = shop.data.get("pods", {})
-    for name, entry in entries.items():
-        for device, nic in entry["nics"].items():
-            if "address" in nic:
-                shop.own(IPv4Address(nic["address"]), f"pods.{name}.nics.{device}.address")
-    blocks = _blocks(entries, placed)
-    found: dict[str, Pod] = {}
-    for name, entry in entries.items():
-        path = f"pods.{name}"
-        if not shop.known("nodes", entry["node"], f"{path}.node", "node"):
-            continue
-        if entry["node"] not in placed:
-            continue
-        node = placed[entry["node"]]
-        nics = tuple(_nics(shop, path, entry, node, nets, blocks, service_cidr))
-        if len(nics) != len(entry["nics"]):
-            continue
-        listening = (80, *ports.get(name, ()), *entry.get("ports", ()))
-        found[name] = Pod(
-            name,
-            entry.get("namespace", "default"),
-            node.name,
-            nics,
-            tuple(dict.fromkeys(listening)),
-            tuple(entry.get("command", ())),
-            extra(shop, entry, f"{path}.extra"),
-        )
-    return found, blocks
-
-
-def _blocks(
-    entries: Mapping[str, Any], placed: Mapping[str, Node]
-) -> dict[str, tuple[IPv4Network, ...]]:
-    """Affine blocks by node, of every pool in use; a node without Calico Pods has one too."""
-    uses = any(nic["attach"] == CALICO for e in entries.values() for nic in e["nics"].values())
-    if not uses or not placed:
-        return {}
-    given = [
-        (entry["node"], IPv4Address(nic["address"]))
-        for entry in entries.values()
-        for nic in entry["nics"].values()
-        if nic["attach"] == CALICO and "address" in nic and entry["node"] in placed
-    ]
-    result: dict[str, tuple[IPv4Network, ...]] = {}
-    for index, pool in enumerate(next(iter(placed.values())).calico.ip_pools):
-        if pool.block_size < pool.cidr.prefixlen:
-            continue
-        wanting = placed if index == 0 else ()
-        blocks = addressing.node_blocks(pool.cidr, pool.block_size, wanting, given)
-        for node, own in blocks.items():
-            result[node] = (*result.get(node, ()), *own)
-    return result
-
-
-def _nics(
-    shop: Workshop,
-    path: str,
-    entry: Mapping[str, Any],
-    node: Node,
-    nets: Mapping[str, Attachment],
-    blocks: Mapping[str, tuple[IPv4Network, ...]],
-    service_cidr: IPv4Network,
-) -> Iterator[PodNIC]:
-    for index, (device, nic) in enumerate(entry["nics"].items()):
-        here = f"{path}.nics.{device}"
-        if device in {"lo", "veth0", "tunl0"}:
-            shop.problem(here, f"{device!r} is a name that components use", at_key=True)
-            continue
-        if nic["attach"] == CALICO:
-            if index or device != "eth0":
-                shop.problem(
-                    here, "Calico is the default network: the first NIC, eth0", at_key=True
-                )
-                continue
-            made = _calico_nic(shop, here, device, nic, node, blocks)
-        else:
-            made = _attached(shop, here, device, nic, node, nets, entry, service_cidr)
-        if made is not None:
-            yield made
-
-
-def _calico_nic(
-    shop: Workshop,
-    path: str,
-    device: str,
-    nic: Mapping[str, Any],
-    node: Node,
-    blocks: Mapping[str, tuple[IPv4Network, ...]],
-) -> PodNIC | None:
-    pools = node.calico.ip_pools
-    own = blocks.get(node.name, ())
-    if "address" in nic:
-        address = IPv4Address(nic["address"])
-        if not any(address in pool.cidr for pool in pools):
-            inside = ", ".join(str(pool.cidr) for pool in pools)
-            shop.problem(f"{path}.address", f"{address} is in no IP pool ({inside})")
-            return None
-        if own and address == own[0].network_address:
-            message = f"{address} is the address of {node.name}'s tunnel"
-            shop.problem(f"{path}.address", message)
-            return None
-        return PodNIC(device, IPv4Interface((address, 32)))
-    for block in own:
-        for address in block:
-            if address != own[0].network_address and address not in shop.owners:
-                shop.own(address, f"{path}.address")
-                return PodNIC(device, IPv4Interface((address, 32)))
-    shop.problem(path, f"no free address in the blocks of {node.name}")
-    return None
-
-
-def _attached(
-    shop: Workshop,
-    path: str,
-    device: str,
-    nic: Mapping[str, Any],
-    node: Node,
-    nets: Mapping[str, Attachment],
-    entry: Mapping[str, Any],
-    service_cidr: IPv4Network,
-) -> PodNIC | None:
-    name = nic["attach"]
-    known = {CALICO, *shop.names["networkAttachments"]}
-    if name not in known:
-        shop.problem(f"{path}.attach", f"no attachment {name!r}{nearest(name, known)}")
-        return None
-    if name not in nets:
-        return None
-    attachment = nets[name]
-    masters = [own.name for own in node.nics]
-    if attachment.master not in masters:
-        where = f"master {attachment.master!r} of {name} is no NIC of {node.name}"
-        shop.problem(f"{path}.attach", f"{where}; there are: {', '.join(masters)}")
-        return None
-    address = _attached_address(shop, path, nic, attachment)
-    if address is None:
-        return None
-    coordinator = None
-    if attachment.coordinator is not None and node.coordinator is not None:
-        given = settings.merged(
-            shop.data["cluster"].get("spiderpool", {}).get("coordinator"),
-            shop.data["nodes"][node.name].get("spiderpool", {}).get("coordinator"),
-            attachment.coordinator,
-            entry.get("coordinator"),
-        )
-        where = f"networkAttachments.{name}.coordinator"
-        coordinator = settings.coordinator(shop, given, node.calico.ip_pools, service_cidr, where)
-        wanted = given.get("podDefaultRouteNIC", "")
-        if wanted and wanted not in entry["nics"]:
-            message = f"podDefaultRouteNIC {wanted!r} is no NIC of this Pod"
-            shop.problem(path, f"{message}{nearest(wanted, entry['nics'])}")
-    return PodNIC(device, address, attachment, coordinator, nic.get("defaultRoute", "prepend"))
-
-
-def _attached_address(
-    shop: Workshop, path: str, nic: Mapping[str, Any], attachment: Attachment
-) -> IPv4Interface | None:
-    subnet = attachment.subnet
-    if "address" not in nic:
-        free = addressing.free_addresses(subnet, shop.owners)
-        address = next(free, None)
-        if address is None:
-            shop.problem(path, f"no free address in {subnet}")
-            return None
-        shop.own(address, f"{path}.address")
-        return IPv4Interface((address, subnet.prefixlen))
-    address = IPv4Address(nic["address"])
-    if address not in subnet and "foreign-address" not in shop.allow:
-        hint = "; on purpose? allow: [foreign-address]"
-        shop.problem(f"{path}.address", f"{address} is not in {attachment.name} ({subnet}){hint}")
-        return None
-    if subnet.prefixlen < 31 and address in {subnet[0], subnet[-1]}:
-        shop.problem(f"{path}.address", f"{address} is no host address of {subnet}")
-        return None
-    return IPv4Interface((address, subnet.prefixlen))
-
-
-def names_that_clash(shop: Workshop, found: Mapping[str, Pod]) -> None:
-    """Derived device names are hashes cut short: two Pods could meet in one."""
-    seen: dict[str, str] = {}
-    for pod in found.values():
-        for derive in (addressing.cali_interface, addressing.sandbox_interface):
-            name = derive(pod.namespace, pod.name)
-            other = seen.setdefault(name, pod.name)
-            if other != pod.name:
-                path = f"pods.{pod.name}"
-                shop.problem(path, f"its device {name} on the node is {other}'s too", at_key=True)
 
 
 # --- Services ------------------------------------------------------------------------------------
@@ -349,72 +169,115 @@ def target_ports(shop: Workshop) -> dict[str, tuple[int, ...]]:
 
 
 def services(
-    shop: Workshop, found_pods: Mapping[str, Pod], service_cidr: IPv4Network
+    shop: Workshop, found_pods: Mapping[str, Pod], service_cidr: IPv4Network | None
 ) -> dict[str, Service]:
     entries = shop.data.get("services", {})
     taken = _NodePorts(shop)
     for name, entry in entries.items():
-        if "clusterIP" in entry:
+        if entry.get("clusterIP", HEADLESS) != HEADLESS:
             shop.own(IPv4Address(entry["clusterIP"]), f"services.{name}.clusterIP")
         for index, port in enumerate(entry["ports"]):
             if "nodePort" in port:
-                taken.take(port["nodePort"], f"services.{name}.ports[{index}].nodePort")
-    return {
-        name: Service(
+                path = f"services.{name}.ports[{index}].nodePort"
+                taken.take(port["nodePort"], port.get("protocol", "TCP"), path)
+    found: dict[str, Service] = {}
+    for name, entry in entries.items():
+        usable, address = _cluster_ip(shop, name, entry, service_cidr)
+        service = Service(
             name,
             entry.get("namespace", "default"),
             entry.get("type", "ClusterIP"),
-            _cluster_ip(shop, name, entry, service_cidr),
+            address,
             tuple(_ports(shop, name, entry, taken)),
             tuple(_endpoints(shop, name, entry, found_pods)),
             _external_policy(shop, name, entry),
             entry.get("internalTrafficPolicy", "Cluster"),
         )
-        for name, entry in entries.items()
-    }
+        if usable:
+            found[name] = service
+    return found
 
 
 class _NodePorts:
-    """NodePorts that are taken; `free` gives the lowest that is not."""
+    """NodePorts that are taken, by protocol; `free` gives the lowest that is not."""
 
     def __init__(self, shop: Workshop) -> None:
         self.shop = shop
-        self.owners: dict[int, str] = {}
+        self.owners: dict[tuple[int, str], str] = {}
 
-    def take(self, number: int, path: str) -> None:
-        first = self.owners.setdefault(number, path)
+    def take(self, number: int, protocol: str, path: str) -> None:
+        first = self.owners.setdefault((number, protocol), path)
         if first != path:
-            self.shop.problem(path, f"nodePort {number} is already {first}")
+            line = self.shop.document.place(first)[0]
+            self.shop.problem(path, f"nodePort {number} is already {first} (line {line})")
 
-    def free(self, path: str) -> int:
-        number = next(n for n in range(FIRST_NODE_PORT, 65536) if n not in self.owners)
-        self.owners[number] = path
+    def free(self, protocol: str, path: str) -> int:
+        numbers = range(FIRST_NODE_PORT, 65536)
+        number = next(n for n in numbers if (n, protocol) not in self.owners)
+        self.owners[number, protocol] = path
         return number
 
 
 def _cluster_ip(
-    shop: Workshop, name: str, entry: Mapping[str, Any], service_cidr: IPv4Network
-) -> IPv4Address:
+    shop: Workshop, name: str, entry: Mapping[str, Any], service_cidr: IPv4Network | None
+) -> tuple[bool, IPv4Address | None]:
+    """Whether the Service has a usable ClusterIP or wants none, and which."""
     path = f"services.{name}.clusterIP"
+    if entry.get("clusterIP") == HEADLESS:
+        if entry.get("type", "ClusterIP") != "ClusterIP":
+            shop.problem(path, f"a headless Service is of type ClusterIP, not {entry['type']}")
+        return True, None
+    if service_cidr is None:
+        if not shop.document.gave("cluster.serviceCIDR"):
+            shop.problem(f"services.{name}", "a Service needs cluster.serviceCIDR", at_key=True)
+        return False, None
     if "clusterIP" in entry:
         address = IPv4Address(entry["clusterIP"])
-        if address not in service_cidr:
-            shop.problem(path, f"{address} is not in serviceCIDR ({service_cidr})")
-        return address
-    free = addressing.free_addresses(service_cidr, shop.owners)
-    low = service_cidr.network_address + RESERVED_CLUSTER_IPS
-    address = next((a for a in free if a > low), service_cidr.network_address)
-    shop.own(address, path)
-    return address
+        if address not in service_cidr and "foreign-address" not in shop.allow:
+            hint = "; on purpose? allow: [foreign-address]"
+            shop.problem(path, f"{address} is not in serviceCIDR ({service_cidr}){hint}")
+        elif address in {service_cidr.network_address, service_cidr.broadcast_address}:
+            shop.problem(path, f"{address} is the first or last of {service_cidr}")
+        return True, address
+    free = _free_cluster_ip(service_cidr, shop.owners)
+    if free is None:
+        shop.problem(path, f"no free address left in {service_cidr}", at_key=True)
+        return False, None
+    shop.own(free, path)
+    return True, free
+
+
+def _free_cluster_ip(cidr: IPv4Network, taken: Container[IPv4Address]) -> IPv4Address | None:
+    """The lowest free address of the upper band, then of the lower.
+
+    Kubernetes leaves min(max(16, size / 16), 256) addresses to those that are given (KEP 3070);
+    beyond, it chooses by chance, here the lowest.
+    """
+    size = cidr.num_addresses
+    band = min(max(16, size // 16), 256)
+    for offset in (*range(band, min(size - 1, band + 65536)), *range(1, min(band, size - 1))):
+        address: IPv4Address = cidr.network_address + offset
+        if address not in taken:
+            return address
+    return None
+
+
+def _type(shop: Workshop, name: str, entry: Mapping[str, Any]) -> str | None:
+    """The Service's type; None where the file gives one that is unusable."""
+    told = shop.document.gave(f"services.{name}.type")
+    given: str | None = entry.get("type", None if told else "ClusterIP")
+    return given
 
 
 def _external_policy(
     shop: Workshop, name: str, entry: Mapping[str, Any]
 ) -> Literal["Cluster", "Local"]:
     policy: Literal["Cluster", "Local"] = entry.get("externalTrafficPolicy", "Cluster")
-    if policy == "Local" and entry.get("type", "ClusterIP") == "ClusterIP":
+    if policy == "Local" and _type(shop, name, entry) == "ClusterIP":
         path = f"services.{name}.externalTrafficPolicy"
-        shop.problem(path, "Local is for type NodePort: a ClusterIP has no external traffic")
+        shop.problem(
+            path, "Local is for type NodePort or LoadBalancer: a ClusterIP has no external traffic"
+        )
     return policy
 
 
@@ -422,34 +285,41 @@ def _ports(
     shop: Workshop, name: str, entry: Mapping[str, Any], taken: _NodePorts
 ) -> Iterator[ServicePort]:
     names: set[str] = set()
-    external = entry.get("type", "ClusterIP") != "ClusterIP"
+    external = _type(shop, name, entry) != "ClusterIP"
+    numbers: set[tuple[int, str]] = set()
     for index, port in enumerate(entry["ports"]):
         path = f"services.{name}.ports[{index}]"
         own = port.get("name", "")
         if own in names or (not own and len(entry["ports"]) > 1):
-            shop.problem(path, "several ports need a name of its own each")
+            shop.problem(path, "of several ports each needs a name of its own")
         names.add(own)
+        number = (port["port"], port.get("protocol", "TCP"))
+        if number in numbers:
+            shop.problem(f"{path}.port", f"port {number[0]} is there already")
+        numbers.add(number)
         if "nodePort" in port and not external:
             shop.problem(f"{path}.nodePort", "type ClusterIP has no nodePort: say type: NodePort")
-        number = port.get("nodePort")
-        if external and number is None:
-            number = taken.free(path)
+        node_port = port.get("nodePort")
+        if external and node_port is None:
+            node_port = taken.free(port.get("protocol", "TCP"), path)
         yield ServicePort(
             port["port"],
             port.get("targetPort", port["port"]),
             own,
             port.get("protocol", "TCP"),
-            number,
+            node_port,
         )
 
 
 def _endpoints(
     shop: Workshop, name: str, entry: Mapping[str, Any], found_pods: Mapping[str, Pod]
 ) -> Iterator[Endpoint]:
+    seen: set[tuple[str, str]] = set()
     for index, given in enumerate(entry.get("endpoints", ())):
         path = f"services.{name}.endpoints[{index}]"
         endpoint: dict[str, Any] = {"pod": given} if isinstance(given, str) else given
-        if not shop.known("pods", endpoint["pod"], path, "Pod"):
+        where = path if isinstance(given, str) else f"{path}.pod"
+        if not shop.known("pods", endpoint["pod"], where, "Pod"):
             continue
         if endpoint["pod"] not in found_pods:
             continue
@@ -458,9 +328,15 @@ def _endpoints(
         device = endpoint.get("nic", pod.nics[0].name)
         if device not in devices:
             shop.problem(
-                f"{path}.nic", f"no NIC {device!r} of {pod.name}{nearest(device, devices)}"
+                f"{path}.nic",
+                f"no NIC {device!r} of {pod.name}, which has {', '.join(devices)}"
+                f"{nearest(device, devices)}",
             )
             continue
+        if (pod.name, device) in seen:
+            shop.problem(path, f"{pod.name}'s {device} is an endpoint already")
+            continue
+        seen.add((pod.name, device))
         ready = endpoint.get("ready", True)
         yield Endpoint(
             pod.name,

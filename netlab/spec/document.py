@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
+from yaml.reader import ReaderError
 
 from netlab.errors import LabError, Problem
 
@@ -22,6 +23,7 @@ MAX_DEPTH = 40
 MAX_VALUES = 50_000
 
 Place: TypeAlias = tuple[int, int]
+_INDEX = re.compile(r"\[(\d+)\]")
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
@@ -32,6 +34,9 @@ class Document:
 
     *values* and *keys*: by path, where a value and its key stand: (line, column), from 1.
     *names*: by kind (``pods``), every name that the file gives, also of unusable entries.
+    *lost*: kinds whose names are not known, because what the file gives is no mapping.
+    *removed*: by a list's path, the indices (as in the file) that are no longer in *data*; every
+    method takes paths as *data* has them and tells places and paths of the file.
     """
 
     data: Any = None
@@ -39,12 +44,48 @@ class Document:
     keys: dict[str, Place] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     names: dict[str, frozenset[str]] = field(default_factory=dict)
+    lost: frozenset[str] = frozenset()
+    removed: dict[str, list[int]] = field(default_factory=dict)
 
-    def place(self, path: str) -> Place:
-        """The value's place, or its nearest parent's."""
-        while path and path not in self.values:
+    def place(self, path: str, *, at_key: bool = False) -> Place:
+        """The place of the value (or of its key), or of its nearest parent."""
+        path = self.original(path)
+        first, second = (self.keys, self.values) if at_key else (self.values, self.keys)
+        while path and path not in first and path not in second:
             path = parent(path)
-        return self.values.get(path, (1, 1))
+        return first.get(path) or second.get(path, (1, 1))
+
+    def gave(self, path: str) -> bool:
+        """Whether the file has this key, usable or not."""
+        return self.original(path) in self.keys
+
+    def gave_within(self, path: str) -> bool:
+        """Whether the file has anything inside the mapping or list at *path*."""
+        inside = (f"{self.original(path)}.", f"{self.original(path)}[")
+        return any(known.startswith(inside) for known in self.values)
+
+    def problem(self, path: str, message: str, *, at_key: bool = False) -> None:
+        place = self.place(path, at_key=at_key)
+        self.problems.append(Problem(*place, self.original(path), message))
+
+    def remove(self, path: str, index: int) -> None:
+        """Remember that the item *index* of the list at *path* leaves *data*."""
+        base, _, number = self.original(join(path, index)).rpartition("[")
+        self.removed.setdefault(base, []).append(int(number[:-1]))
+
+    def original(self, path: str) -> str:
+        """*path* with the indices that the file has."""
+        if not self.removed:
+            return path
+        result, position = "", 0
+        for match in _INDEX.finditer(path):
+            result += path[position : match.start()]
+            index = int(match[1])
+            for gone in sorted(self.removed.get(result, ())):
+                index += gone <= index
+            result += f"[{index}]"
+            position = match.end()
+        return result + path[position:]
 
 
 def join(path: str, key: str | int) -> str:
@@ -66,13 +107,13 @@ def read(file: Path) -> str:
         LabError: missing, a folder, too large, or not UTF-8.
     """
     try:
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            problem = f"{size / 1e6:.1f} MB is no lab file: at most {MAX_BYTES >> 20} MB"
-            raise LabError(str(file), (Problem(0, 0, "", problem),))
-        raw = file.read_bytes()
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise LabError(str(file), (Problem(0, 0, "", str(error.strerror)),)) from None
+    if len(raw) > MAX_BYTES:
+        message = f"more than {MAX_BYTES >> 20} MB: that is no lab file"
+        raise LabError(str(file), (Problem(0, 0, "", message),))
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -88,20 +129,38 @@ def parse(text: str, file: str) -> Document:
     Raises:
         LabError: it is not YAML, empty, or beyond a limit.
     """
-    reader = _Reader(yaml.parse(text, Loader=yaml.CSafeLoader))
     try:
+        reader = _Reader(yaml.parse(text, Loader=yaml.CSafeLoader))
         reader.read()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        said = error.problem or error.context or "not YAML"
-        hint = ": indent with spaces" if "\\t" in said or "'\t'" in said else ""
-        raise LabError(file, (Problem(line, column, "", f"{said}{hint}"),)) from None
-    except yaml.YAMLError as error:
-        raise LabError(file, (Problem(0, 0, "", str(error).splitlines()[0]),)) from None
+        raise LabError(file, (_not_yaml(text, error),)) from None
+    except ReaderError as error:
+        before = text.encode()[: error.position].decode(errors="ignore")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        message = "a control character: a lab file is plain text"
+        raise LabError(file, (Problem(line, column, "", message),)) from None
     except _BeyondLimitError as error:
         raise LabError(file, (Problem(*error.place, "", str(error)),)) from None
     return reader.document
+
+
+def _not_yaml(text: str, error: yaml.MarkedYAMLError) -> Problem:
+    """What the parser says, and what is usually behind it."""
+    said = error.problem or error.context or "not YAML"
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return Problem(0, 0, "", said)
+    lines = text.split("\n")
+    rest = lines[mark.line][mark.column :] if mark.line < len(lines) else ""
+    if rest.startswith("\t"):
+        said = "a tab: YAML is indented with spaces"
+    elif said.startswith("mapping values"):
+        said = "a second ': ' in one line: put text that has one in quotes"
+        if ": " not in lines[mark.line][: mark.column]:
+            said = "this belongs to the text above: is it indented like its neighbours?"
+    elif rest[:1] and rest[0] in "@`%":
+        said = f"put text that starts with {rest[0]} in quotes"
+    return Problem(mark.line + 1, mark.column + 1, "", said)
 
 
 class _BeyondLimitError(Exception):
@@ -147,7 +206,7 @@ class _Reader:
             return self._alias(event, path, depth)
         anchor = getattr(event, "anchor", None)
         if anchor:
-            recorded = [event, *_extent(event, events)]
+            recorded = [event, *_extent(event, events, MAX_DEPTH - depth)]
             self.anchors[anchor] = _Anchored(recorded)
             events = iter(recorded[1:])
         self.document.values.setdefault(path, _place(event))
@@ -184,6 +243,8 @@ class _Reader:
             if not isinstance(event, yaml.ScalarEvent):
                 raise _BeyondLimitError(event, "a key is a word, not a list, mapping or alias")
             child = join(path, event.value)
+            if not re.fullmatch(r"\S+", event.value) or not event.value.isprintable():
+                raise _BeyondLimitError(event, f"{event.value!r} is no key: a key is one word")
             if event.value == "<<":
                 self._problem(event, child, "merge keys are not part of the language: repeat it")
             duplicate = event.value in found
@@ -207,7 +268,8 @@ class _Reader:
     def _no_tag(self, event: yaml.Event, path: str) -> None:
         tag = getattr(event, "tag", None)
         if tag not in {None, "!"}:
-            self._problem(event, path, f"tags such as {tag} are not part of the language")
+            short = str(tag).replace("tag:yaml.org,2002:", "!!")
+            self._problem(event, path, f"tags such as {short} are not part of the language")
 
     def _problem(self, event: yaml.Event, path: str, message: str) -> None:
         self.document.problems.append(Problem(*_place(event), path, message))
@@ -218,8 +280,8 @@ def _place(event: yaml.Event) -> Place:
     return (mark.line + 1, mark.column + 1) if mark else (1, 1)
 
 
-def _extent(first: yaml.Event, events: Iterator[yaml.Event]) -> list[yaml.Event]:
-    """The events that belong to the value that *first* opens."""
+def _extent(first: yaml.Event, events: Iterator[yaml.Event], levels: int) -> list[yaml.Event]:
+    """The events that belong to the value that *first* opens, at most *levels* deep."""
     opening = (yaml.MappingStartEvent, yaml.SequenceStartEvent)
     depth = int(isinstance(first, opening))
     found: list[yaml.Event] = []
@@ -228,6 +290,8 @@ def _extent(first: yaml.Event, events: Iterator[yaml.Event]) -> list[yaml.Event]
         found.append(event)
         if isinstance(event, opening):
             depth += 1
+            if depth > levels:
+                raise _BeyondLimitError(event, f"nested more than {MAX_DEPTH} deep")
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             depth -= 1
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
@@ -11,27 +12,34 @@ from netlab.errors import UsageError
 from netlab.kube_proxy import REASONS as KUBE_PROXY
 from netlab.model import Expectation, Lab, Probe, State
 from netlab.spec.checking import nearest
+from netlab.spec.language import STATE_FIELDS
 from netlab.spec.probes import parse_probe
 from netlab.spec.world import Workshop
 
 KERNEL = {
-    "no-route": "no route to the destination, or an unreachable one",
-    "blackhole": "a blackhole route",
-    "rp-filter": "strict reverse path filter",
-    "martian": "a source address that cannot be there",
-    "forwarding-off": "ip_forward is 0",
-    "ttl": "TTL reached 0",
+    "no-route": "no route to the destination",
+    "blackhole": "a route of type blackhole",
+    "unreachable": "a route of type unreachable",
+    "prohibit": "a route of type prohibit",
+    "rp-filter": "strict reverse path filter: the way back is another device",
+    "martian-source": "a source address that cannot come from there",
+    "accept-local": "a source address of the machine's own, and accept_local is 0",
+    "route-localnet": "127.0.0.0/8 from another machine, and route_localnet is 0",
+    "forwarding-off": "the packet is for another machine, and forwarding is 0",
+    "ttl-exceeded": "TTL reached 0",
     "neighbour-failed": "nobody answered ARP",
-    "wrong-mac": "the frame was for another machine",
-    "no-listener": "nothing listens on the port",
+    "wrong-mac": "the frame was for another machine's MAC",
     "link-down": "the device is down",
     "macvlan-isolation": "a macvlan child and its own master do not talk",
+    "bridge-port": "the switch's port does not forward",
+    "no-forwarding-entry": "vxlan knows no peer for the MAC",
     "mtu": "too big for the path, and the ICMP that says so was lost",
     "conntrack-full": "no room for another connection",
-    "tuple-mismatch": "the answer came from another address than was asked",
+    "no-listener": "nothing listens on the port: RST, or ICMP port unreachable for UDP",
+    "wrong-tuple": "the answer came from another address than was asked: RST by the client",
 }
+"""Why the kernel itself drops or rejects."""
 
-STATE_KINDS = ("route", "rule", "link", "neighbour")
 _SUBJECT = {"route": "dst", "link": "name", "neighbour": "address"}
 
 
@@ -47,8 +55,8 @@ def expectations(
 ) -> tuple[Expectation, ...]:
     """(path, entry) pairs as expectations of *lab*; ids are unique by now."""
     addresses = dict(lab.named_addresses())
-    ids = [entry["id"] for _, entry in entries]
-    found = (_one(shop, lab, addresses, ids, path, entry) for path, entry in entries)
+    by_id = {entry["id"]: entry for _, entry in entries}
+    found = (_one(shop, lab, addresses, by_id, path, entry) for path, entry in entries)
     return tuple(entry for entry in found if entry is not None)
 
 
@@ -56,69 +64,89 @@ def _one(
     shop: Workshop,
     lab: Lab,
     addresses: Mapping[str, IPv4Address],
-    ids: Sequence[str],
+    by_id: Mapping[str, Mapping[str, Any]],
     path: str,
     entry: Mapping[str, Any],
 ) -> Expectation | None:
     if ("probe" in entry) == ("state" in entry):
-        shop.problem(path, "give one of probe and state")
+        if not (shop.document.gave(f"{path}.probe") or shop.document.gave(f"{path}.state")):
+            shop.problem(path, "give one of probe and state")
+        elif "probe" in entry:
+            shop.problem(f"{path}.state", "give one of probe and state, not both", at_key=True)
         return None
-    _check_words(shop, lab, ids, path, entry)
     state = _state(shop, lab, entry["state"], f"{path}.state") if "state" in entry else None
     probe = _probe(shop, lab, entry["probe"], f"{path}.probe") if "probe" in entry else None
+    _check_words(shop, lab, path, entry)
+    _check_control(shop, by_id, path, entry)
+    _check_company(shop, path, entry, probe)
     if state is None and probe is None:
         return None
-    seen_as = entry.get("seenAs")
     return Expectation(
         id=entry["id"],
         why=entry.get("why", ""),
         probe=probe,
         state=state,
         result=entry.get("result", "delivered"),
-        seen_as=seen_as,
-        seen_as_address=_seen_as(shop, addresses, entry, probe, f"{path}.seenAs"),
+        seen_as=entry.get("seenAs"),
+        seen_as_address=_seen_as(shop, lab, addresses, entry, f"{path}.seenAs"),
         at=entry.get("at"),
         by=entry.get("by"),
         hops=entry.get("hops"),
         count=entry.get("count", 1),
         control=entry.get("control"),
         tags=tuple(entry.get("tags", ())),
-        path=path,
+        path=shop.document.original(path),
     )
 
 
-def _check_words(
-    shop: Workshop, lab: Lab, ids: Sequence[str], path: str, entry: Mapping[str, Any]
-) -> None:
-    """Fields that name something: at, by, control; and fields that go together."""
-    at, by, control = entry.get("at"), entry.get("by"), entry.get("control")
+def _check_words(shop: Workshop, lab: Lab, path: str, entry: Mapping[str, Any]) -> None:
+    at, by = entry.get("at"), entry.get("by")
     places = [*lab.actors, *lab.networks]
-    if at is not None and at not in places:
+    if at is not None and at not in places and not _about_the_unusable(shop, lab, at):
         shop.problem(
             f"{path}.at", f"no node, Pod, host, router or network {at!r}{nearest(at, places)}"
         )
     known = reasons()
-    if by is not None and by not in known and not by.startswith("user/"):
+    if by is not None and by not in known and not re.fullmatch(r"user/\S+", by):
         shop.problem(f"{path}.by", f"no reason {by!r}{nearest(by, known)}; `schema` lists them")
-    if control is not None and (control not in ids or control == entry["id"]):
-        others = [name for name in ids if name != entry["id"]]
-        shop.problem(
-            f"{path}.control", f"no other expectation {control!r}{nearest(control, others)}"
-        )
-    _check_company(shop, path, entry)
 
 
-def _check_company(shop: Workshop, path: str, entry: Mapping[str, Any]) -> None:
-    """Fields that say nothing of what the entry expects."""
+def _check_control(
+    shop: Workshop, by_id: Mapping[str, Mapping[str, Any]], path: str, entry: Mapping[str, Any]
+) -> None:
+    """A control is another probe of the same run, and expected to be delivered."""
+    if "control" not in entry:
+        return
+    wanted = entry["control"]
+    if wanted not in by_id or wanted == entry["id"]:
+        others = [name for name in by_id if name != entry["id"]]
+        shop.problem(f"{path}.control", f"no other expectation {wanted!r}{nearest(wanted, others)}")
+        return
+    other = by_id[wanted]
+    if "state" in other or other.get("result", "delivered") != "delivered":
+        message = f"{wanted!r} proves nothing: a control is a probe that is delivered"
+        shop.problem(f"{path}.control", message)
+
+
+def _check_company(
+    shop: Workshop, path: str, entry: Mapping[str, Any], probe: Probe | None
+) -> None:
+    """Fields that say nothing of what the entry asks or expects."""
+    if "state" in entry:
+        for key in ("result", "seenAs", "at", "by", "hops", "count", "control"):
+            if key in entry:
+                shop.problem(f"{path}.{key}", f"{key} is for probes", at_key=True)
+        return
     failing = entry.get("result", "delivered") != "delivered"
     for key in ("seenAs", "hops") if failing else ("at", "by", "control"):
         if key in entry:
             what = "delivered" if failing else "rejected or dropped"
-            shop.problem(f"{path}.{key}", f"{key} is for what is {what}")
-    if "state" in entry:
-        for key in ("result", "seenAs", "hops", "count", "control"):
+            shop.problem(f"{path}.{key}", f"{key} is for what is {what}", at_key=True)
+    if probe is not None and probe.kind == "ping" and not failing:
+        for key in ("seenAs", "hops"):
             if key in entry:
-                shop.problem(f"{path}.{key}", f"{key} is for probes")
+                message = f"{key} is not for ping: the kernel answers it, and does not say"
+                shop.problem(f"{path}.{key}", message, at_key=True)
 
 
 def _probe(shop: Workshop, lab: Lab, text: str, path: str) -> Probe | None:
@@ -132,6 +160,8 @@ def _probe(shop: Workshop, lab: Lab, text: str, path: str) -> Probe | None:
 
 def _about_the_unusable(shop: Workshop, lab: Lab, text: str) -> bool:
     """Whether *text* names something of the file that has a problem of its own already."""
+    if shop.document.lost:
+        return True
     usable = {*lab.actors, *lab.networks, *lab.services}
     written = {name for names in shop.names.values() for name in names}
     parts = text.replace("->", " ").replace(":", " ").replace("/", " ").replace("@", " ").split()
@@ -141,23 +171,19 @@ def _about_the_unusable(shop: Workshop, lab: Lab, text: str) -> bool:
 
 def _seen_as(
     shop: Workshop,
+    lab: Lab,
     addresses: Mapping[str, IPv4Address],
     entry: Mapping[str, Any],
-    probe: Probe | None,
     path: str,
 ) -> IPv4Address | None:
     text = entry.get("seenAs")
-    if text is None:
-        return None
-    if probe is not None and probe.kind == "ping":
-        shop.problem(path, "a ping is answered by the kernel, which does not say whom it saw")
-        return None
-    if text in addresses:
-        return addresses[text]
+    if text is None or text in addresses:
+        return addresses.get(text or "")
     try:
         return IPv4Address(text)
     except ValueError:
-        shop.problem(path, f"no name or address {text!r}{nearest(text, addresses)}")
+        if not _about_the_unusable(shop, lab, text):
+            shop.problem(path, f"no name or address {text!r}{nearest(text, addresses)}")
         return None
 
 
@@ -169,11 +195,18 @@ def _state(shop: Workshop, lab: Lab, given: Mapping[str, Any], path: str) -> Sta
             message = f"no node, Pod, host, router or network {where!r}{nearest(where, places)}"
             shop.problem(f"{path}.in", message)
         return None
-    kinds = [kind for kind in STATE_KINDS if kind in given]
+    kinds = [kind for kind in STATE_FIELDS if kind in given]
     if len(kinds) != 1:
-        shop.problem(path, f"give one of {', '.join(STATE_KINDS)}")
+        if not any(shop.document.gave(f"{path}.{kind}") for kind in STATE_FIELDS) or kinds:
+            shop.problem(path, f"give one of {', '.join(STATE_FIELDS)}")
         return None
     kind = kinds[0]
+    fields = () if kind == "rule" else STATE_FIELDS[kind]
+    for key in given:
+        if key not in {"in", "absent", kind, *fields}:
+            has = f"it has {', '.join(fields)}" if fields else "its words go inside rule: {...}"
+            message = f"a {kind} has no {key!r}{nearest(key, fields)}; {has}"
+            shop.problem(f"{path}.{key}", message, at_key=True)
     facts = dict(_facts(kind, given))
     if kind == "route":
         _check_route(shop, facts["dst"], path)

@@ -16,8 +16,14 @@ from netlab.model import Version
 
 Schema: TypeAlias = dict[str, Any]
 
-LABEL = r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$"
-DEVICE = r"^[A-Za-z0-9_][-A-Za-z0-9_.@]{0,14}$"
+LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+"""RFC 1123, as Kubernetes names Pods and nodes."""
+
+SERVICE = r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$"
+"""RFC 1035, as Kubernetes names Services: never mistaken for a port."""
+
+INSTANCE = r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$"
+DEVICE = r"^[A-Za-z0-9_][-A-Za-z0-9_.]{0,14}$"
 ALLOW = ("duplicate-address", "foreign-address", "overlapping-cidr")
 
 
@@ -25,7 +31,8 @@ def formats() -> Mapping[str, Callable[[str], bool]]:
     """Format name -> whether a text is one."""
     return {
         "address": _accepts(IPv4Address),
-        "address-or-interface": _accepts(IPv4Interface),
+        "interface": _accepts(IPv4Interface),
+        "cluster-ip": lambda text: text == "None" or _accepts(IPv4Address)(text),
         "network": _accepts(IPv4Network),
         "route": lambda text: text == "default" or _accepts(IPv4Network)(text),
         "version": _accepts(Version.parse),
@@ -50,6 +57,11 @@ def _text(description: str, expected: str = "text", **more: object) -> Schema:
 
 def _address(description: str) -> Schema:
     return _text(description, "an IPv4 address such as 172.16.1.2", format="address")
+
+
+def _interface(description: str) -> Schema:
+    expected = "an IPv4 address such as 172.16.1.2 or 172.16.1.2/16"
+    return _text(description, expected, format="interface")
 
 
 def _network(description: str) -> Schema:
@@ -93,7 +105,7 @@ def _list(items: Schema, description: str, **more: object) -> Schema:
     }
 
 
-def _object(description: str, required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+def _object(description: str, required: tuple[str, ...] = (), /, **properties: Schema) -> Schema:
     return {
         "type": "object",
         "description": description,
@@ -104,19 +116,22 @@ def _object(description: str, required: tuple[str, ...] = (), **properties: Sche
     }
 
 
-def _named(description: str, value: Schema, pattern: str = LABEL) -> Schema:
+def _named(
+    description: str, value: Schema, pattern: str = LABEL, **more: object
+) -> Schema:
     """A mapping from names to *value*."""
-    what = (
-        "a name of a-z, 0-9 and '-'"
-        if pattern == LABEL
-        else "a device name of at most 15 characters"
-    )
+    what = {
+        LABEL: "a name of a-z, 0-9 and '-', at most 63 characters",
+        SERVICE: "a name of a-z, 0-9 and '-' that starts with a letter, at most 63 characters",
+        DEVICE: "a device name of at most 15 characters",
+    }[pattern]
     return {
         "type": "object",
         "description": description,
         "expected": "a mapping from names",
         "propertyNames": {"pattern": pattern, "expected": what},
         "additionalProperties": value,
+        **more,
     }
 
 
@@ -131,7 +146,10 @@ _SYSCTLS: Schema = {
     "type": "object",
     "description": "Sysctls of the namespace, dotted; a device's own dots written '/'.",
     "expected": "a mapping from sysctl names to values",
-    "propertyNames": {"pattern": r"^net\.[A-Za-z0-9_.:/@-]+$", "expected": "a sysctl net.*"},
+    "propertyNames": {
+        "pattern": r"^net(\.[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*){2,}$",
+        "expected": "a sysctl of a network namespace, such as net.ipv4.conf.eth0/100.rp_filter",
+    },
     "additionalProperties": {
         "type": ["integer", "string"],
         "expected": "a number or text",
@@ -169,7 +187,14 @@ def _raw(when: str) -> Schema:
         **{
             "from": _network("Source prefix."),
             "to": _network("Destination prefix."),
-            "fwmark": _integer("Packet mark.", 0, 2**32 - 1),
+            "fwmark": {
+                "type": ["integer", "string"],
+                "minimum": 0,
+                "maximum": 2**32 - 1,
+                "pattern": "^0x[0-9A-Fa-f]{1,8}$",
+                "description": "Packet mark.",
+                "expected": "a mark such as 1 or 0x1",
+            },
             "iif": _text("Incoming device."),
         },
     )
@@ -206,6 +231,7 @@ def _coordinator() -> Schema:
     auto: Schema = {
         "type": ["string", "array"],
         "items": _network("A CIDR."),
+        "pattern": "^auto$",
         "expected": "auto or a list of CIDRs",
     }
     return _object(
@@ -213,7 +239,9 @@ def _coordinator() -> Schema:
         behaviour=_choice(
             "Which code: released is v1.1.2 to v1.2.2.", "released", "pr5683-rev1", "none"
         ),
-        podDefaultRouteNIC=_text("NIC that keeps the default route; '' is the one that has it."),
+        podDefaultRouteNIC=_text(
+            "NIC that keeps the default route. Default '': the one that has it."
+        ),
         tunePodRoutes=_flag("Move routes of further NICs into tables of their own. Default true."),
         hostRuleTable=_integer(
             "The node's table of routes to underlay Pods. Default 500.", 1, 2**31 - 1
@@ -241,13 +269,13 @@ def _coordinator() -> Schema:
     )
 
 
-def _calico() -> Schema:
+def _calico(*, of_node: bool) -> Schema:
     encapsulations = ("VXLAN", "VXLANCrossSubnet", "IPIP", "IPIPCrossSubnet", "None")
     pool = _object(
         "An IPPool.",
         ("cidr",),
         cidr=_network("The pool."),
-        natOutgoing=_flag("Masquerade what leaves all pools. Default true."),
+        natOutgoing=_flag("Masquerade what leaves all pools. Default: calico.natOutgoing."),
         disabled=_flag("No new addresses from it. Default false."),
         blockSize=_integer("Prefix length of a node's block. Default 26.", 20, 32),
     )
@@ -265,24 +293,25 @@ def _calico() -> Schema:
     )
     return _object(
         "Calico.",
-        version=_version("Default v3.30."),
+        version=_version("Default v3.30; v3.27 to v3.32."),
         encapsulation=_choice("Between nodes. Default VXLAN.", *encapsulations),
-        natOutgoing=_flag("Of the pool that podCIDR makes. Default true."),
+        natOutgoing=_flag("Of pools that do not say it themselves. Default true."),
         mtu={**_MTU, "description": "Of Pods' veths and the tunnel. Default 1450."},
-        ipPools=_named("Pools, instead of podCIDR alone.", pool),
         felix=felix,
+        **({} if of_node else {"ipPools": _named("Pools, instead of podCIDR alone.", pool)}),
     )
 
 
 def _kube_proxy() -> Schema:
     schema = _object(
-        "kube-proxy; false: none runs.",
-        version=_version("Default v1.33."),
+        "kube-proxy; false or null: none runs.",
+        version=_version("Default v1.33; v1.24 to v1.36."),
         mode=_choice("Default iptables.", "iptables", "nftables", "ipvs"),
         clusterCIDR={
             "type": ["string", "null"],
             "format": "network",
-            "description": "Tells Pods' traffic. Default podCIDR; null: no detector.",
+            "description": "Tells Pods' traffic. Default podCIDR, else the first pool; "
+            "null: no detector, so that off-cluster clients are not masqueraded.",
             "expected": "an IPv4 network or null",
         },
         masqueradeAll=_flag("Masquerade every ClusterIP client. Default false."),
@@ -299,15 +328,15 @@ def _kube_proxy() -> Schema:
             "description": "What kube-proxy read when it started. Default: cluster.sysctl.",
         },
     )
-    return {**schema, "type": ["object", "boolean"], "expected": "a mapping, or false"}
+    return {**schema, "type": ["object", "boolean", "null"], "expected": "a mapping, or false"}
 
 
-def _cluster_settings() -> dict[str, Schema]:
+def _cluster_settings(*, of_node: bool = False) -> dict[str, Schema]:
     return {
         "iptablesBackend": _choice(
             "iptables-nft or iptables-legacy. Default NFT.", "NFT", "Legacy"
         ),
-        "calico": _calico(),
+        "calico": _calico(of_node=of_node),
         "kubeProxy": _kube_proxy(),
         "spiderpool": _object("Spiderpool.", coordinator=_coordinator()),
         "sysctl": {**_SYSCTLS, "description": "Sysctls of every node, after all components."},
@@ -324,7 +353,7 @@ def _underlay() -> Schema:
             "extra": _extra(),
         },
         "additionalProperties": _list(
-            _address("Address on the network."), "Addresses.", minItems=1
+            _interface("Address on the network."), "Addresses.", minItems=1
         ),
     }
     return _object(
@@ -347,7 +376,7 @@ def _underlay() -> Schema:
                 "A machine with one NIC, eth0.",
                 ("network", "address"),
                 network=_text("The network that it is plugged into.", "the name of a network"),
-                address=_address("Its address."),
+                address=_interface("Its address; the subnet's length unless it has its own."),
                 gateway={
                     **_address("Default route. Default: the router in its subnet; null: none."),
                     "type": ["string", "null"],
@@ -364,7 +393,7 @@ def _nodes() -> Schema:
     nic = _object(
         "A NIC: plugged into a network, or a VLAN of another NIC.",
         network=_text("The network.", "the name of a network"),
-        address=_address("Its address; left out: none."),
+        address=_interface("Its address, with the subnet's length unless given. Default: none."),
         link=_text("Parent NIC of a VLAN.", "the name of a NIC"),
         vlan=_integer("VLAN id.", 1, 4094),
         mtu=_MTU,
@@ -374,13 +403,13 @@ def _nodes() -> Schema:
         _object(
             "A node.",
             ("nics",),
-            nics=_named("NICs in the order of their creation.", nic, DEVICE),
+            nics=_named("NICs in the order of their creation.", nic, DEVICE, minProperties=1),
             gateway={
                 **_address("Default route. Default: the router in its subnet; null: none."),
                 "type": ["string", "null"],
             },
             extra=_extra(),
-            **_cluster_settings(),
+            **_cluster_settings(of_node=True),
         ),
     )
 
@@ -396,7 +425,7 @@ def _attachments() -> Schema:
         _object(
             "A main CNI, then the coordinator.",
             ("cni", "master", "subnet"),
-            cni=_choice("The main CNI.", "macvlan", "ipvlan"),
+            cni=_choice("The main CNI.", "macvlan"),
             master=_text("The node's NIC beneath.", "the name of a node's NIC"),
             mode=_choice("macvlan mode. Default bridge.", "bridge", "private", "vepa", "passthru"),
             subnet=_network("Addresses of its Pods."),
@@ -417,7 +446,10 @@ def _pods() -> Schema:
         attach=_text(
             "calico, or a networkAttachment.", "calico or the name of a networkAttachment"
         ),
-        address=_address("Its address. Default: the next free one."),
+        address=_interface(
+            "Its address. Default: the next free one of the node's Calico block (the tunnel has "
+            "the block's first), or of the attachment's subnet."
+        ),
         defaultRoute=_choice(
             "How a further NIC's default joins. Default prepend.", "add", "append", "prepend"
         ),
@@ -429,8 +461,12 @@ def _pods() -> Schema:
             ("node", "nics"),
             namespace=_text("Default 'default'.", "a name of a-z, 0-9 and '-'", pattern=LABEL),
             node=_text("Where it runs.", "the name of a node"),
-            nics=_named("NICs in order.", nic, DEVICE),
-            coordinator=_coordinator(),
+            nics=_named("NICs in order.", nic, DEVICE, minProperties=1),
+            coordinator={
+                **_coordinator(),
+                "description": "What its annotation says of the coordinator: wins over the "
+                "cluster and the node, not over the attachment.",
+            },
             ports=_list(_PORT, "Ports that the server listens on, beside 80 and targetPorts."),
             command=_COMMAND,
             extra=_extra(),
@@ -445,10 +481,14 @@ def _services() -> Schema:
         name=_text(
             "Name.", "a name of a-z, 0-9 and '-'", pattern="^[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$"
         ),
-        protocol=_choice("Default TCP.", "TCP", "UDP"),
+        protocol=_choice("Default TCP.", "TCP", "UDP", "SCTP"),
         port={**_PORT, "description": "Of the ClusterIP."},
         targetPort={**_PORT, "description": "Of the Pods. Default: port."},
-        nodePort={**_PORT, "description": "Of the nodes. Default: the next free one from 30000."},
+        nodePort={
+            **_PORT,
+            "description": "Of the nodes. Default: the next free one from 30086, where Kubernetes "
+            "begins to choose by itself.",
+        },
     )
     endpoint = {
         "type": ["string", "object"],
@@ -466,25 +506,36 @@ def _services() -> Schema:
     }
     return _named(
         "Services.",
-        _object(
+        pattern=SERVICE,
+        value=_object(
             "A Service.",
             ("ports",),
             namespace=_text("Default 'default'.", "a name of a-z, 0-9 and '-'", pattern=LABEL),
-            type=_choice("Default ClusterIP.", "ClusterIP", "NodePort"),
-            clusterIP=_address("Default: the next free one of serviceCIDR."),
+            type=_choice("Default ClusterIP.", "ClusterIP", "NodePort", "LoadBalancer"),
+            clusterIP=_text(
+                "None: headless. Default: the next free one of serviceCIDR, beyond its first 256, "
+                "which Kubernetes leaves to addresses that are given.",
+                "an IPv4 address such as 10.233.0.100, or None",
+                format="cluster-ip",
+            ),
             ports=_list(port, "Ports.", minItems=1),
-            endpoints=_list(endpoint, "Endpoints."),
+            endpoints=_list(endpoint, "Endpoints. Default: none."),
             externalTrafficPolicy=_choice("Default Cluster.", "Cluster", "Local"),
             internalTrafficPolicy=_choice("Default Cluster.", "Cluster", "Local"),
         ),
     )
 
 
-_STATE_FIELDS = (
-    *("dev", "via", "src", "table", "from", "mark", "proto", "scope", "metric"),
-    *("mac", "mtu", "kind", "state", "type"),
-)
-"""Fields of iproute2's that a state may ask for."""
+STATE_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "route": (
+        *("dev", "via", "src", "table", "from", "mark"),
+        *("kind", "proto", "scope", "metric", "mtu", "onlink"),
+    ),
+    "rule": ("priority", "from", "to", "fwmark", "iif", "oif", "table", "action"),
+    "link": ("mac", "mtu", "kind", "up", "qlen", "master", "operstate", "mode", "vlan", "vni"),
+    "neighbour": ("dev", "mac", "state"),
+}
+"""What a state may ask for, by kind, in iproute2's words. A rule's are inside ``rule``."""
 
 
 def _expectations() -> Schema:
@@ -498,16 +549,19 @@ def _expectations() -> Schema:
             "route": _text(
                 "An address (`ip route get`), or a prefix or default (a table's entry)."
             ),
-            "rule": {
-                "type": "object",
-                "additionalProperties": scalar,
-                "expected": "a mapping",
-                "description": "from, to, fwmark, iif, table, priority.",
-            },
+            "rule": _object(
+                "A policy rule: every word given must be as given.",
+                **dict.fromkeys(STATE_FIELDS["rule"], scalar),
+            ),
             "link": _text("A device."),
             "neighbour": _address("Whose ARP entry."),
             "absent": _flag("It must not be there."),
-            **dict.fromkeys(_STATE_FIELDS, scalar),
+            **{
+                name: scalar
+                for kind, names in STATE_FIELDS.items()
+                for name in names
+                if kind != "rule"
+            },
         },
         "required": ["in"],
         "additionalProperties": False,
@@ -542,8 +596,7 @@ def schema() -> Schema:
     """The whole language."""
     cluster = _object(
         "Settings of the cluster.",
-        ("podCIDR", "serviceCIDR"),
-        podCIDR=_network("Pods' addresses."),
+        podCIDR=_network("Pods' addresses: Calico's pool, unless calico.ipPools has others."),
         serviceCIDR=_network("ClusterIPs."),
         **_cluster_settings(),
     )
@@ -559,9 +612,11 @@ def schema() -> Schema:
     )
     root = _object(
         "A lab: a topology, the settings of its components, and what must come out.",
-        ("name", "underlay", "cluster", "nodes"),
+        ("name", "underlay"),
         name=_text(
-            "The lab's name.", "a name of a-z, 0-9 and '-', at most 42 characters", pattern=LABEL
+            "The lab's name.",
+            "a name of a-z, 0-9 and '-', at most 42 characters",
+            pattern=INSTANCE,
         ),
         title=_text("One line for people."),
         underlay=_underlay(),

@@ -1,7 +1,8 @@
 """Setting paths: ``cluster.kubeProxy.version``, ``services.web.ports[http].nodePort``.
 
 After ``sysctl.`` (or ``sysctls.``, ``sysctlAtStart.``) the rest is one key. A list item is named
-by its index or by its ``name``.
+by its index, its ``name`` or ``id``, or by itself (``endpoints[ma2]``). A key that has dots of its
+own (``eth0.100``) is found by what the file has, or given in brackets: ``nics[eth0.100].mtu``.
 """
 
 from __future__ import annotations
@@ -19,61 +20,101 @@ from netlab.spec.language import Schema, schema
 Steps = Sequence[str | int]
 
 _ONE_KEY = {"sysctl", "sysctls", "sysctlAtStart"}
-_STEP = re.compile(r"([^.\[\]]+)|\[([^\]]+)\]")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]+)\]")
+
+
+class _NoSuchPathError(Exception):
+    """The path leads nowhere; the message says why and what is near."""
 
 
 def changed(document: Document, changes: Mapping[str, Any], where: str) -> Document:
     """A copy of *document* with *changes* (path -> plain value; None removes) made.
 
     *where* is the path of the changes themselves (``variants.x.set``): the place of new values.
-    Paths that the language does not know become problems of the copy.
+    Paths that lead nowhere become problems of the copy.
     """
-    made = Document(copy.deepcopy(document.data), dict(document.values), dict(document.keys), [])
+    made = Document(
+        copy.deepcopy(document.data),
+        dict(document.values),
+        dict(document.keys),
+        removed={path: list(gone) for path, gone in document.removed.items()},
+    )
     for path, value in changes.items():
         origin = join(where, path)
-        steps = _steps(path)
-        problem = _unknown(path, steps) or _set(made.data, steps, value)
-        if problem:
-            made.problems.append(Problem(*document.keys.get(origin, (1, 1)), origin, problem))
-            continue
-        _move_places(made, path_of(_resolved(made.data, steps)), origin, document)
+        try:
+            steps = _resolve(made.data, path)
+            target = made.original(path_of(steps))
+            _set(made, steps, value)
+        except _NoSuchPathError as error:
+            place = document.place(origin, at_key=True)
+            made.problems.append(Problem(*place, origin, str(error)))
+        else:
+            _move_places(made, target, origin, document)
     return made
 
 
-def _steps(path: str) -> list[str | int]:
-    found: list[str | int] = []
-    position = 0
-    while position < len(path):
-        if found and found[-1] in _ONE_KEY and path[position] == ".":
-            return [*found, path[position + 1 :]]
-        position += path[position] == "."
-        match = _STEP.match(path, position)
-        if match is None:
-            return [*found, path[position:]]
-        name, index = match[1], match[2]
-        found.append(name or (int(index) if index.isdigit() else f"[{index}]"))
-        position = match.end()
-    return found
+def _resolve(data: Any, path: str) -> list[str | int]:  # noqa: ANN401 - plain data
+    """*path* as steps; it exists in *data*, or the language knows it."""
+    steps: list[str | int] = []
+    part: Schema | None = schema()
+    rest = path
+    while rest:
+        step, rest = _step(data, steps, rest)
+        part = _child(part, step) if part is not None else None
+        if part is None:
+            raise _NoSuchPathError(_nowhere(steps, step, data))
+        steps.append(step)
+        try:
+            data = data[step]
+        except (LookupError, TypeError):
+            data = None
+    if not steps:
+        raise _NoSuchPathError("an empty path")
+    return steps
 
 
-def _unknown(path: str, steps: Steps) -> str | None:
-    """Why the language has no such path; None where it has."""
-    part: Schema = schema()
-    for number, step in enumerate(steps):
-        below = _child(part, step)
-        if below is None:
-            known = list(part.get("properties", {}))
-            before = path_of(steps[:number])
-            hint = nearest(str(step), known)
-            inside = f" in {before}" if before else ""
-            choices = f"; there are: {', '.join(known)}" if known and not hint else ""
-            return f"{path}: no setting {str(step)!r}{inside}{hint}{choices}"
-        part = below
-    return None
+def _step(data: Any, before: Steps, rest: str) -> tuple[str | int, str]:  # noqa: ANN401 - plain data
+    """The next step of *rest*, and what is left of it."""
+    key = rest.removeprefix(".") if before else rest
+    if before and before[-1] in _ONE_KEY and rest.startswith("."):
+        return key, ""
+    if isinstance(data, Mapping):
+        # The longest key that the file has: names of NICs and ids have dots of their own.
+        for known in sorted(data, key=len, reverse=True):
+            if key == known or key.startswith((f"{known}.", f"{known}[")):
+                return known, key[len(known) :]
+    match = _STEP.match(rest)
+    if match is None:
+        raise _NoSuchPathError(f"{rest!r} is no step of a path")
+    name = match[1] or match[2]
+    left = rest[match.end() :]
+    if match[1] is not None or isinstance(data, Mapping):
+        return name, left
+    return _index(data, name, before), left
+
+
+def _index(data: Any, name: str, before: Steps) -> int:  # noqa: ANN401 - plain data
+    items = data if isinstance(data, list) else []
+    names = [_name(item) for item in items]
+    if name in names:
+        return names.index(name)
+    if name.isdecimal() and int(name) < len(items):
+        return int(name)
+    known = [known for known in names if known]
+    count = f"{len(items)} item{'s' if len(items) != 1 else ''}"
+    choices = f"; there are: {', '.join(known)}" if known else f"; it has {count}"
+    hint = nearest(name, known) or choices
+    raise _NoSuchPathError(f"no item [{name}] in {path_of(before)}{hint}")
+
+
+def _name(item: object) -> str:
+    if isinstance(item, Mapping):
+        return str(next((item[key] for key in ("name", "id", "pod") if key in item), ""))
+    return str(item)
 
 
 def _child(part: Schema, step: str | int) -> Schema | None:
-    if isinstance(step, int) or step.startswith("["):
+    if isinstance(step, int):
         items = part.get("items")
         return items if isinstance(items, dict) else None
     known = part.get("properties", {})
@@ -83,60 +124,64 @@ def _child(part: Schema, step: str | int) -> Schema | None:
     return more if isinstance(more, dict) else None
 
 
-def _resolved(data: Any, steps: Steps) -> list[str | int]:  # noqa: ANN401 - plain data
-    """*steps* with items given by name turned into indices."""
-    found: list[str | int] = []
-    for step in steps:
-        if isinstance(step, str) and step.startswith("[") and isinstance(data, list):
-            names = [item.get("name") if isinstance(item, dict) else item for item in data]
-            step = names.index(step[1:-1]) if step[1:-1] in names else step  # noqa: PLW2901
-        found.append(step)
-        try:
-            data = data[step]
-        except (LookupError, TypeError):
-            data = None
-    return found
+def _nowhere(before: Steps, step: str | int, data: Any) -> str:  # noqa: ANN401 - plain data
+    """Why the language has no *step* behind *before*."""
+    part: Schema = schema()
+    for known_step in before:
+        part = _child(part, known_step) or {}
+    known = list(part.get("properties", {}))
+    inside = f" in {path_of(before)}" if before else ""
+    if not known and not isinstance(data, Mapping | list):
+        return f"{path_of(before)} is one value: it has no {str(step)!r}"
+    choices = f"; there are: {', '.join(known)}" if known else ""
+    return f"no setting {str(step)!r}{inside}{nearest(str(step), known) or choices}"
 
 
-def _set(data: Any, steps: Steps, value: Any) -> str | None:  # noqa: ANN401 - plain data
-    """Set or (None) remove; what does not exist on the way is a problem, but for settings."""
-    resolved = _resolved(data, steps)
-    for number, step in enumerate(resolved[:-1]):
+def _set(document: Document, steps: Steps, value: Any) -> None:  # noqa: ANN401 - plain data
+    """Set or (None) remove; what is named, but not there, is a problem, a setting is not."""
+    data = document.data
+    for number, step in enumerate(steps):
+        before, last = steps[:number], number == len(steps) - 1
         if isinstance(data, dict) and step not in data:
-            before = resolved[:number]
-            if before and before[-1] in {"pods", "nodes", "services", "networkAttachments"}:
-                return f"no {str(step)!r} in {path_of(before)}{nearest(str(step), data)}"
-            data[step] = {}
-        try:
+            new = last and isinstance(value, dict)
+            if _is_named(before) and not new:
+                hint = nearest(str(step), data)
+                raise _NoSuchPathError(f"no {str(step)!r} in {path_of(before)}{hint}")
+            if not last:
+                data[str(step)] = {}
+        elif not isinstance(data, dict | list):
+            raise _NoSuchPathError(f"{path_of(before)} has no settings of its own in this lab")
+        if not last:
             data = data[step]
-        except (LookupError, TypeError):
-            return f"no {step!r} in {path_of(resolved[:number]) or 'the lab'}"
-    last = resolved[-1]
-    if isinstance(data, list):
-        if not isinstance(last, int) or last >= len(data):
-            return f"no item {last} in {path_of(resolved[:-1])}"
-        if value is None:
-            del data[last]
-        else:
-            data[last] = value
-    elif isinstance(data, dict):
-        if value is None:
-            data.pop(last, None)
-        else:
-            data[last] = copy.deepcopy(value)
+    final: Any = steps[-1]
+    if value is not None:
+        data[final] = copy.deepcopy(value)
+    elif isinstance(data, list):
+        document.remove(path_of(steps[:-1]), final)
+        del data[final]
     else:
-        return f"{path_of(resolved[:-1])} has no settings of its own"
-    return None
+        data.pop(final, None)
+
+
+def _is_named(before: Steps) -> bool:
+    """Whether the keys there are names that the file makes up, such as Pods'."""
+    part: Schema | None = schema()
+    for step in before:
+        part = _child(part, step) if part is not None else None
+    return part is not None and "propertyNames" in part and before[-1] not in _ONE_KEY
 
 
 def _move_places(made: Document, path: str, origin: str, document: Document) -> None:
     """What *path* held is gone; what it holds now stands at *origin*."""
     for places in (made.values, made.keys):
-        for old in [
-            old for old in places if old == path or old.startswith((f"{path}.", f"{path}["))
-        ]:
+        gone = [old for old in places if _within(old, path)]
+        for old in gone:
             del places[old]
     for places, source in ((made.values, document.values), (made.keys, document.keys)):
         for new, place in source.items():
-            if new == origin or new.startswith((f"{origin}.", f"{origin}[")):
+            if _within(new, origin):
                 places[path + new[len(origin) :]] = place
+
+
+def _within(path: str, base: str) -> bool:
+    return path == base or path.startswith((f"{base}.", f"{base}["))

@@ -34,32 +34,34 @@ def merged(*layers: Mapping[str, Any] | None) -> dict[str, Any]:
     return result
 
 
-def calico(shop: Workshop, given: Mapping[str, Any], pod_cidr: IPv4Network, path: str) -> Calico:
+def pools(given: Mapping[str, Any], pod_cidr: IPv4Network | None) -> tuple[IPPool, ...]:
+    """Calico's pools: those of *given* (``calico``), else the one that podCIDR makes."""
+    entries = given.get("ipPools") or ({"default-ipv4-ippool": {}} if pod_cidr else {})
+    return tuple(
+        IPPool(
+            name,
+            IPv4Network(pool.get("cidr", pod_cidr)),
+            pool.get("natOutgoing", given.get("natOutgoing", True)),
+            pool.get("disabled", False),
+            pool.get("blockSize", 26),
+        )
+        for name, pool in entries.items()
+    )
+
+
+def calico(
+    shop: Workshop, given: Mapping[str, Any], pod_cidr: IPv4Network | None, path: str
+) -> Calico:
     version = Version.parse(given.get("version", "v3.30"))
     _supported(shop, version, CALICO_VERSIONS, f"{path}.version", "Calico")
     encapsulation = given.get("encapsulation", "VXLAN")
     if encapsulation != "VXLAN":
         message = f"{encapsulation} is not rendered yet: VXLAN is"
         shop.problem(f"{path}.encapsulation", message)
-    pools = given.get("ipPools") or {
-        "default-ipv4-ippool": {
-            "cidr": str(pod_cidr),
-            "natOutgoing": given.get("natOutgoing", True),
-        }
-    }
     felix = given.get("felix", {})
     return Calico(
         version,
-        tuple(
-            IPPool(
-                name,
-                IPv4Network(pool["cidr"]),
-                pool.get("natOutgoing", True),
-                pool.get("disabled", False),
-                pool.get("blockSize", 26),
-            )
-            for name, pool in pools.items()
-        ),
+        pools(given, pod_cidr),
         given.get("mtu", 1450),
         Felix(
             felix.get("disableConntrackInvalidCheck", False),
@@ -75,22 +77,22 @@ def calico(shop: Workshop, given: Mapping[str, Any], pod_cidr: IPv4Network, path
 
 def kube_proxy(
     shop: Workshop,
-    given: Mapping[str, Any] | bool,  # noqa: FBT001 - false is a value of the language
-    pod_cidr: IPv4Network,
+    given: Mapping[str, Any] | bool | None,  # noqa: FBT001 - false is a value of the language
+    pod_cidr: IPv4Network | None,
     sysctl: Mapping[str, str],
     path: str,
 ) -> KubeProxy | None:
-    """None where the lab says that none runs."""
-    if isinstance(given, bool):
+    """None where the lab says that none runs. *pod_cidr*: the default of clusterCIDR."""
+    if not isinstance(given, Mapping):
         if given:
-            shop.problem(path, "expected its settings, or false for none")
+            shop.problem(path, "true says nothing: give its settings, or false for none")
         return None
     version = Version.parse(given.get("version", "v1.33"))
     _supported(shop, version, KUBE_PROXY_VERSIONS, f"{path}.version", "kube-proxy")
     mode = given.get("mode", "iptables")
     if mode != "iptables":
         shop.problem(f"{path}.mode", f"mode {mode} is not rendered yet: iptables is")
-    cidr = given.get("clusterCIDR", str(pod_cidr))
+    cidr = given.get("clusterCIDR", pod_cidr)
     at_start = given.get("sysctlAtStart", sysctl)
     return KubeProxy(
         version,
@@ -116,15 +118,15 @@ def _supported(
 def coordinator(
     shop: Workshop,
     given: Mapping[str, Any],
-    pools: tuple[IPPool, ...],
-    service_cidr: IPv4Network,
-    path: str,
+    used: tuple[IPPool, ...],
+    service_cidr: IPv4Network | None,
+    path: str | None,
 ) -> Coordinator | None:
-    """None for behaviour ``none``."""
+    """None for behaviour ``none``. *path*: where its behaviour stands (None: told already)."""
     behaviour = given.get("behaviour", "released")
     if behaviour == "none":
         return None
-    if behaviour != "released":
+    if behaviour != "released" and path is not None:
         shop.problem(f"{path}.behaviour", f"{behaviour} is not rendered yet: released and none are")
     link = given.get("vethLinkAddress")
     return Coordinator(
@@ -133,8 +135,8 @@ def coordinator(
         given.get("tunePodRoutes", True),
         given.get("hostRuleTable", 500),
         given.get("podRPFilter", 0),
-        _cidrs(given, "overlayPodCIDR", tuple(p.cidr for p in pools if not p.disabled)),
-        _cidrs(given, "serviceCIDR", (service_cidr,)),
+        _cidrs(given, "overlayPodCIDR", tuple(pool.cidr for pool in used if not pool.disabled)),
+        _cidrs(given, "serviceCIDR", (service_cidr,) if service_cidr else ()),
         tuple(map(IPv4Network, given.get("hijackCIDR", HIJACK))),
         given.get("markRules", True),
         given.get("sourceRules", True),

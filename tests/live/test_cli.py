@@ -141,7 +141,10 @@ def test_two_instances_of_one_lab_do_not_meet(running: Path) -> None:
 
 
 def test_a_lab_that_another_command_holds_is_busy(running: Path) -> None:
-    lock = "import sys\nfrom netlab import kernel\nwith kernel.lock('cli-test'):\n    print('held', flush=True); sys.stdin.read()"
+    lock = (
+        "import sys; from netlab import kernel\n"
+        "with kernel.lock('cli-test'): print('held', flush=True); sys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

@@ -31,6 +31,7 @@ from netlab.plan import (
 
 ORIGIN = Origin("coordinator", "routes the Pod", "Pod default/ma1")
 OTHER = Origin("underlay", "wire")
+LOWER = "link eth0"
 A = '"$NETLAB".a'
 
 
@@ -76,8 +77,7 @@ def body(*objects: Object) -> list[str]:
         (
             Macvlan(netns="a", origin=ORIGIN, name="net1", lower_netns="b", lower="eth0"),
             [
-                f'ip -n "$NETLAB".b link add netlab.new link eth0 netns {A} '
-                "type macvlan mode bridge",
+                f'ip -n "$NETLAB".b link add netlab.new {LOWER} netns {A} type macvlan mode bridge',
                 f"ip -n {A} link set netlab.new name net1",
                 f"ip -n {A} link set net1 up",
             ],
