@@ -116,9 +116,7 @@ def _object(description: str, required: tuple[str, ...] = (), /, **properties: S
     }
 
 
-def _named(
-    description: str, value: Schema, pattern: str = LABEL, **more: object
-) -> Schema:
+def _named(description: str, value: Schema, pattern: str = LABEL, **more: object) -> Schema:
     """A mapping from names to *value*."""
     what = {
         LABEL: "a name of a-z, 0-9 and '-', at most 63 characters",

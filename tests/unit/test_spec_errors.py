@@ -108,9 +108,10 @@ def test_an_endless_file_is_refused() -> None:
         "a: " + "&x " * 300_000,
         "a: " + "'" * 900_001,
         "[" + "1," * 400_000 + "]",
-        "\n".join(f"k{number}: &k{number} [*k{number - 1}, *k{number - 1}]" for number in range(40)),
-        "k0: &k0 []\n"
-        + "\n".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 9}]" for n in range(1, 3000)),
+        "\n".join(
+            f"k{number}: &k{number} [*k{number - 1}, *k{number - 1}]" for number in range(40)
+        ),
+        "k0: &k0 []\n" + "\n".join(f"k{n}: &k{n} [{f'*k{n - 1}, ' * 9}]" for n in range(1, 3000)),
     ],
     ids=lambda text: text[:12],
 )
