@@ -104,18 +104,9 @@ def up(done: Up) -> str:
         f"{len(done.plan.objects)} objects    up in {done.seconds:.2f} s"
     )
     first = next(iter(lab.pods), next(iter(lab.nodes)))
-    hints = table(
-        (
-            (
-                "  prove it",
-                f"invoke lab test {lab.name}",
-                "  look inside",
-                f"invoke lab shell {first}",
-            ),
-            ("  remove", f"invoke lab down {name}", "", ""),
-        ),
-        (),
-    )
+    prove = f"prove it   invoke lab test {lab.name}"
+    hints = f"  {prove:<45}look inside   invoke lab shell {first}\n"
+    hints += f"  remove     invoke lab down {name}"
     return "\n".join([*(lines if done.changes else ()), head, hints])
 
 
@@ -280,9 +271,12 @@ def run(done: Run, base: Run, options: Options) -> str:
     if changed:
         lines.append(f"  set {changed}")
     shown = [v for v in done.verdicts if _is_shown(v, done, base, options)]
-    if shown:
-        rows = [_row(verdict, options) for verdict in shown]
-        lines.append(table(rows, ("id", "expectation", "result", "seen as", "at", "by", "")))
+    probes = [_row(verdict, options) for verdict in shown if verdict.kind == "probe"]
+    states = [_state_row(verdict, options) for verdict in shown if verdict.kind == "state"]
+    if probes:
+        lines.append(table(probes, ("id", "probe", "result", "seen as", "at", "by", "")))
+    if states:
+        lines.append(table(states, ("id", "state", "", "")))
     flipped = flips(done, base)
     if done is not base:
         lines.append(f"  flipped by it: {', '.join(flipped) or 'nothing'}")
@@ -323,6 +317,13 @@ def _row(verdict: Verdict, options: Options) -> tuple[str, ...]:
         *unchecked,
         note,
     )
+    return tuple(click.style(cell, fg=colour) if colour else cell for cell in cells)
+
+
+def _state_row(verdict: Verdict, options: Options) -> tuple[str, ...]:
+    colour = _STATUS_COLOUR[verdict.status]
+    note = verdict.why if options.verbose and verdict.ok else ""
+    cells = (verdict.id, verdict.text, "so" if verdict.ok else "not so", note)
     return tuple(click.style(cell, fg=colour) if colour else cell for cell in cells)
 
 
