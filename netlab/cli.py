@@ -6,6 +6,7 @@ output, progress and errors to standard error; colour only on a terminal.
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -37,6 +38,7 @@ Exit codes: 0 as expected; 1 something was not; 2 nothing ran or the instrument 
 def main(args: Sequence[str] | None = None, prog: str = "cni-netlab") -> int:
     """Run one verb and return its exit code; *args* as in ``sys.argv[1:]``."""
     signal.signal(signal.SIGTERM, _terminate)
+    gc.disable()  # a command lives for seconds and makes no garbage in circles
     try:
         code = cli.main(
             args=list(args) if args is not None else None, prog_name=prog, standalone_mode=False
