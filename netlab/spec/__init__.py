@@ -1,7 +1,7 @@
 """YAML -> Lab: every mistake at once, each with its place and what was expected.
 
 document    text -> plain data, with places
-language    the lab language as JSON Schema
+language    the lab language as JSON Schema; its components and vocabulary
 checking    schema problems in words
 paths       setting paths, and documents changed by them
 settings    cluster settings with their defaults
@@ -46,14 +46,19 @@ reasons = expecting.reasons
 BASE = "base"
 
 
-def load(file: Path, *, variant: str = BASE) -> Lab:
+def load(file: Path, *, variant: str = BASE, sets: Mapping[str, str] | None = None) -> Lab:
     """The lab of *file* in *variant*.
+
+    Args:
+        file: the lab's file.
+        variant: one of its variants.
+        sets: changes on top: setting path -> value in YAML; ``null`` removes.
 
     Raises:
         LabError: with every problem of the file in that variant.
         UsageError: it has no such variant.
     """
-    return parse(document.read(file), file, variant=variant)
+    return parse(document.read(file), file, variant=variant, sets=sets)
 
 
 def load_all(file: Path) -> dict[str, Lab]:
@@ -88,9 +93,12 @@ def _marked(problem: Problem, variant: str, mark: str) -> Problem:
     return replace(problem, message=problem.message + mark)
 
 
-def parse(text: str, file: Path, *, variant: str = BASE) -> Lab:
+def parse(
+    text: str, file: Path, *, variant: str = BASE, sets: Mapping[str, str] | None = None
+) -> Lab:
     """As `load`, from *text* that was read from *file*."""
-    return _lab(_checked(text, file), file, variant)
+    values = {path: document.parse(value, path).data for path, value in (sets or {}).items()}
+    return _lab(_checked(text, file), file, variant, values)
 
 
 def schema() -> dict[str, Any]:
@@ -149,7 +157,7 @@ def _names_after(checked: Document, made: Document) -> dict[str, frozenset[str]]
     return {kind: after[kind] | (checked.names[kind] - before[kind]) for kind in after}
 
 
-def _lab(checked: Document, file: Path, variant: str) -> Lab:
+def _lab(checked: Document, file: Path, variant: str, sets: Mapping[str, Any] | None = None) -> Lab:
     variants = checked.data.get("variants", {})
     if variant != BASE and variant not in variants:
         hint = checking.nearest(variant, [BASE, *variants])
@@ -158,6 +166,9 @@ def _lab(checked: Document, file: Path, variant: str) -> Lab:
         )
     changes = {} if variant == BASE else variants[variant].get("set", {})
     made = paths.changed(checked, changes, f"variants.{variant}.set")
+    if sets:
+        made = paths.changed(made, sets, None)
+        changes = {**changes, **sets}
     made.names, made.lost = _names_after(checked, made), checked.lost
     made.problems += checked.problems
     if not checking.check(made):

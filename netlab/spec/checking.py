@@ -12,7 +12,8 @@ from functools import cache, lru_cache
 from typing import Any
 
 from netlab.spec.document import Document, join
-from netlab.spec.language import Schema, formats, schema
+from netlab.spec.language import schema
+from netlab.spec.vocabulary import Schema, formats
 
 Steps = Sequence[str | int]
 

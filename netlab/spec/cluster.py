@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from itertools import combinations, product
 from typing import Any, Literal
@@ -73,7 +74,6 @@ def nodes(
     service_cidr: IPv4Network | None,
 ) -> dict[str, Node]:
     """Nodes with their settings; blocks come later, when Pods' addresses are known."""
-    cluster = shop.data.get("cluster", {})
     found: dict[str, Node] = {}
     for name, entry in shop.data.get("nodes", {}).items():
         path = f"nodes.{name}"
@@ -83,49 +83,45 @@ def nodes(
             if not any(shop.document.gave(f"{path}.nics.{nic}.address") for nic in entry["nics"]):
                 shop.problem(f"{path}.nics", "a node needs a NIC with an address", at_key=True)
             continue
-        given = settings.merged(
-            {key: cluster.get(key) for key in _REPEATABLE if key in cluster},
-            {key: entry[key] for key in _REPEATABLE if key in entry},
-        )
-        sysctl = {key: str(value) for key, value in given.get("sysctl", {}).items()}
-        calico = settings.calico(
-            shop, given.get("calico", {}), pod_cidr, _where(entry, path, "calico")
-        )
-        coordinator = settings.coordinator(
-            shop,
-            given.get("spiderpool", {}).get("coordinator", {}),
-            calico.ip_pools,
-            service_cidr,
-            f"{_where(entry, path, 'spiderpool')}.coordinator",
-        )
-        proxy = settings.kube_proxy(
-            shop,
-            given.get("kubeProxy", {}),
-            pod_cidr,
-            sysctl,
-            _where(entry, path, "kubeProxy"),
-        )
-        found[name] = Node(
-            name,
-            nics,
-            gateway(shop, entry, path, subnets, gateways),
-            calico,
-            proxy,
-            coordinator,
-            sysctl,
-            "legacy" if given.get("iptablesBackend") == "Legacy" else "nft",
-            (),
-            extra(shop, entry, f"{path}.extra"),
-        )
+        outward = gateway(shop, entry, path, subnets, gateways)
+        bare = _node(shop, name, entry, pod_cidr, service_cidr)
+        found[name] = replace(bare, nics=nics, gateway=outward)
     return found
 
 
+def _node(
+    shop: Workshop,
+    name: str,
+    entry: Mapping[str, Any],
+    pod_cidr: IPv4Network | None,
+    service_cidr: IPv4Network | None,
+) -> Node:
+    """A node without its NICs: the cluster's settings as they apply to it."""
+    path = f"nodes.{name}"
+    cluster = shop.data.get("cluster", {})
+    given = settings.merged(
+        {key: cluster[key] for key in _REPEATABLE if key in cluster},
+        {key: entry[key] for key in _REPEATABLE if key in entry},
+    )
+    where = {key: f"{path}.{key}" if key in entry else f"cluster.{key}" for key in _REPEATABLE}
+    sysctl = {key: str(value) for key, value in given.get("sysctl", {}).items()}
+    calico = settings.calico(shop, given.get("calico", {}), pod_cidr, where["calico"])
+    chained = given.get("spiderpool", {}).get("coordinator", {})
+    behaviour = f"{where['spiderpool']}.coordinator"
+    return Node(
+        name,
+        (),
+        None,
+        calico,
+        settings.kube_proxy(shop, given.get("kubeProxy", {}), pod_cidr, sysctl, where["kubeProxy"]),
+        settings.coordinator(shop, chained, calico.ip_pools, service_cidr, behaviour),
+        sysctl,
+        "legacy" if given.get("iptablesBackend") == "Legacy" else "nft",
+        extra=extra(shop, entry, f"{path}.extra"),
+    )
+
+
 _REPEATABLE = ("calico", "kubeProxy", "spiderpool", "sysctl", "iptablesBackend")
-
-
-def _where(entry: Mapping[str, Any], path: str, key: str) -> str:
-    """The path that a setting came from: the node's own, else the cluster's."""
-    return f"{path}.{key}" if key in entry else f"cluster.{key}"
 
 
 def attachments(shop: Workshop, gateways: Mapping[str, Router]) -> dict[str, Attachment]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from netlab.cni import felix
 from netlab.errors import UsageError
+from netlab.kube_proxy import KUBELET_REASONS as KUBELET
 from netlab.kube_proxy import REASONS as KUBE_PROXY
 from netlab.model import Expectation, Lab, Probe, State
 from netlab.spec.checking import nearest
@@ -46,6 +47,7 @@ _SUBJECT = {"route": "dst", "link": "name", "neighbour": "address"}
 def reasons() -> dict[str, str]:
     """Every ``component/reason`` that `by` may say, with what it means; ``user/...`` is free."""
     found = {f"kube-proxy/{name}": text for name, text in KUBE_PROXY.items()}
+    found |= {f"kubelet/{name}": text for name, text in KUBELET.items()}
     found |= {f"felix/{name}": text for name, text in felix.REASONS.items()}
     return found | {f"kernel/{name}": text for name, text in KERNEL.items()}
 
@@ -75,7 +77,9 @@ def _one(
             shop.problem(f"{path}.state", "give one of probe and state, not both", at_key=True)
         return None
     state = _state(shop, lab, entry["state"], f"{path}.state") if "state" in entry else None
-    probe = _probe(shop, lab, entry["probe"], f"{path}.probe") if "probe" in entry else None
+    probe = (
+        _probe(shop, lab, addresses, entry["probe"], f"{path}.probe") if "probe" in entry else None
+    )
     _check_words(shop, lab, path, entry)
     _check_control(shop, by_id, path, entry)
     _check_company(shop, path, entry, probe)
@@ -149,9 +153,11 @@ def _check_company(
                 shop.problem(f"{path}.{key}", message, at_key=True)
 
 
-def _probe(shop: Workshop, lab: Lab, text: str, path: str) -> Probe | None:
+def _probe(
+    shop: Workshop, lab: Lab, addresses: Mapping[str, IPv4Address], text: str, path: str
+) -> Probe | None:
     try:
-        return parse_probe(text, lab)
+        return parse_probe(text, lab, addresses)
     except UsageError as error:
         if not _about_the_unusable(shop, lab, text):
             shop.problem(path, str(error))

@@ -15,9 +15,13 @@ from typing import Any
 from netlab.errors import Problem
 from netlab.spec.checking import nearest, path_of
 from netlab.spec.document import Document, join
-from netlab.spec.language import Schema, schema
+from netlab.spec.language import schema
+from netlab.spec.vocabulary import Schema
 
 Steps = Sequence[str | int]
+
+NOWHERE = (0, 0)
+"""The place of what is not in the file."""
 
 _ONE_KEY = {"sysctl", "sysctls", "sysctlAtStart"}
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]+)\]")
@@ -27,29 +31,31 @@ class _NoSuchPathError(Exception):
     """The path leads nowhere; the message says why and what is near."""
 
 
-def changed(document: Document, changes: Mapping[str, Any], where: str) -> Document:
+def changed(document: Document, changes: Mapping[str, Any], where: str | None) -> Document:
     """A copy of *document* with *changes* (path -> plain value; None removes) made.
 
-    *where* is the path of the changes themselves (``variants.x.set``): the place of new values.
-    Paths that lead nowhere become problems of the copy.
+    *where* is the path of the changes themselves (``variants.x.set``): the place of new values;
+    None: they are not in the file, so their place is line 0. Paths that lead nowhere become
+    problems of the copy.
     """
     made = Document(
         copy.deepcopy(document.data),
         dict(document.values),
         dict(document.keys),
+        list(document.problems) if where is None else [],
         removed={path: list(gone) for path, gone in document.removed.items()},
     )
     for path, value in changes.items():
-        origin = join(where, path)
+        origin = path if where is None else join(where, path)
         try:
             steps = _resolve(made.data, path)
             target = made.original(path_of(steps))
             _set(made, steps, value)
         except _NoSuchPathError as error:
-            place = document.place(origin, at_key=True)
+            place = NOWHERE if where is None else document.place(origin, at_key=True)
             made.problems.append(Problem(*place, origin, str(error)))
         else:
-            _move_places(made, target, origin, document)
+            _move_places(made, target, document, None if where is None else origin)
     return made
 
 
@@ -171,12 +177,15 @@ def _is_named(before: Steps) -> bool:
     return part is not None and "propertyNames" in part and before[-1] not in _ONE_KEY
 
 
-def _move_places(made: Document, path: str, origin: str, document: Document) -> None:
-    """What *path* held is gone; what it holds now stands at *origin*."""
+def _move_places(made: Document, path: str, document: Document, origin: str | None) -> None:
+    """What *path* held is gone; what it holds now stands at *origin*, or nowhere in the file."""
     for places in (made.values, made.keys):
         gone = [old for old in places if _within(old, path)]
         for old in gone:
             del places[old]
+    if origin is None:
+        made.values[path] = made.keys[path] = NOWHERE
+        return
     for places, source in ((made.values, document.values), (made.keys, document.keys)):
         for new, place in source.items():
             if _within(new, origin):

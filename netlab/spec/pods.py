@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
@@ -31,6 +31,9 @@ def pods(
             if "address" in nic:
                 address = IPv4Interface(nic["address"]).ip
                 shop.own(address, f"pods.{name}.nics.{device}.address")
+    for net in nets.values():
+        if net.gateway is not None:
+            shop.owners.setdefault(net.gateway, f"networkAttachments.{net.name}.gateway")
     ipam = _ipam(shop, entries, placed)
     found: dict[str, Pod] = {}
     for name, entry in entries.items():
@@ -62,33 +65,45 @@ class _Ipam:
     shop: Workshop
     pools: tuple[IPPool, ...]
     blocks: dict[str, tuple[IPv4Network, ...]]
+    free: dict[str | IPv4Network, Iterator[IPv4Address]] = field(default_factory=dict)
+    """Where the search goes on, by node and by subnet: what is taken stays taken."""
 
     def tunnels(self) -> dict[IPv4Address, str]:
         """Each node's tunnel has the first address of its first block."""
         return {own[0].network_address: node for node, own in self.blocks.items()}
 
-    def take(self, node: str, path: str) -> IPv4Address | None:
-        """The next free address of *node*; None where all pools are full."""
-        tunnels = self.tunnels()
-        enabled = [pool.cidr for pool in self.pools if not pool.disabled]
-        for block in self._candidates(node):
-            if not any(block.subnet_of(cidr) for cidr in enabled):
-                continue
-            for address in block:
-                if address not in tunnels and address not in self.shop.owners:
-                    self.shop.own(address, path)
-                    if block not in self.blocks.get(node, ()):
-                        self.blocks[node] = (*self.blocks.get(node, ()), block)
-                    return address
-        return None
+    def of_node(self, node: str, path: str) -> IPv4Address | None:
+        """The next free Calico address of *node* for *path*; None where all pools are full."""
+        if node not in self.free:
+            self.free[node] = self._calico(node)
+        return self._next(node, path)
 
-    def _candidates(self, node: str) -> Iterator[IPv4Network]:
-        yield from self.blocks.get(node, ())
-        owned = {block for own in self.blocks.values() for block in own}
-        for pool in self.pools:
-            if pool.block_size >= pool.cidr.prefixlen:
-                free = pool.cidr.subnets(new_prefix=pool.block_size)
-                yield from (block for block in free if block not in owned)
+    def of_subnet(self, subnet: IPv4Network, path: str) -> IPv4Address | None:
+        """The next free address of an attachment's *subnet* for *path*."""
+        if subnet not in self.free:
+            self.free[subnet] = iter(subnet.hosts())
+        return self._next(subnet, path)
+
+    def _next(self, source: str | IPv4Network, path: str) -> IPv4Address | None:
+        taken = self.shop.owners
+        found = next((address for address in self.free[source] if address not in taken), None)
+        if found is not None:
+            self.shop.own(found, path)
+        return found
+
+    def _calico(self, node: str) -> Iterator[IPv4Address]:
+        tunnels = self.tunnels()
+        enabled = [pool for pool in self.pools if not pool.disabled]
+        for block in self.blocks.get(node, ()):
+            if any(block.subnet_of(pool.cidr) for pool in enabled):
+                yield from (address for address in block if address not in tunnels)
+        for pool in enabled:
+            if pool.block_size < pool.cidr.prefixlen:
+                continue
+            for block in pool.cidr.subnets(new_prefix=pool.block_size):
+                if not any(block in own for own in self.blocks.values()):
+                    self.blocks[node] = (*self.blocks.get(node, ()), block)
+                    yield from block
 
 
 def _ipam(shop: Workshop, entries: Mapping[str, Any], placed: Mapping[str, Node]) -> _Ipam:
@@ -156,7 +171,7 @@ class _Birth:
                 self.shop.problem(f"{path}.attach", "Calico has no pool: give cluster.podCIDR")
             return
         if "address" not in nic:
-            free = self.ipam.take(self.node.name, f"{path}.address")
+            free = self.ipam.of_node(self.node.name, f"{path}.address")
             if free is None:
                 message = f"no free address left in {', '.join(str(pool.cidr) for pool in pools)}"
                 self.shop.problem(path, message, at_key=True)
@@ -246,13 +261,10 @@ class _Birth:
     ) -> IPv4Interface | None:
         subnet = attachment.subnet
         if "address" not in nic:
-            gateway = [attachment.gateway] if attachment.gateway else []
-            taken = {*self.shop.owners, *gateway}
-            free = next(addressing.free_addresses(subnet, taken), None)
+            free = self.ipam.of_subnet(subnet, f"{path}.address")
             if free is None:
                 self.shop.problem(path, f"no free address left in {subnet}", at_key=True)
                 return None
-            self.shop.own(free, f"{path}.address")
             return IPv4Interface((free, subnet.prefixlen))
         given = IPv4Interface(nic["address"])
         if given.ip not in subnet and "foreign-address" not in self.shop.allow:

@@ -24,8 +24,13 @@ _PROBE = re.compile(r"(?:(\S+)\s+)?(\S+)\s*->\s*(\S+)")
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 
-def parse_probe(text: str, lab: Lab) -> Probe:
+def parse_probe(text: str, lab: Lab, names: Mapping[str, IPv4Address] | None = None) -> Probe:
     """The probe that *text* means in *lab*; without a kind it is curl.
+
+    Args:
+        text: the probe.
+        lab: whose names it uses.
+        names: `Lab.named_addresses`, by those who have many probes to parse.
 
     Raises:
         UsageError: it is none; the message says what was expected.
@@ -37,7 +42,8 @@ def parse_probe(text: str, lab: Lab) -> Probe:
     kind = next((known for known in KINDS if known == (word or "curl")), None)
     if kind is None:
         raise UsageError(f"no probe {word!r}{nearest(word, KINDS)}: {FORM}")
-    names = dict(lab.named_addresses())
+    if names is None:
+        names = dict(lab.named_addresses())
     return Probe(kind, _source(source, lab, names), _Goal(target, kind, lab, names).target())
 
 

@@ -240,3 +240,13 @@ def test_plan_prints_a_script_and_up_of_a_variant_says_so(lab: Path) -> None:
 def _namespaces(instance: str) -> list[str]:
     folder = Path("/run/netns")
     return sorted(p.name for p in folder.glob(f"netlab.{instance}.*")) if folder.exists() else []
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_up_test_down_leave_the_host_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "cli-host.yaml"
+    file.write_text(LAB.read_text().replace("name: calico-macvlan", "name: cli-host"))
+    netlab("up", str(file))
+    netlab("test", str(file), "--select", "S-07", "--select", "S-07/ping", "--variant", "base")
+    netlab("test", str(file), "--select", "S-07", "--variant", "liberal")
+    netlab("down", "cli-host")
