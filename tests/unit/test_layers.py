@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def imports(file: Path) -> set[str]:
     return found
 
 
+@cache
 def modules() -> dict[str, set[str]]:
     """Top-level module -> the top-level modules that it imports."""
     found: dict[str, set[str]] = {}
