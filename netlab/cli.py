@@ -78,6 +78,36 @@ def _lab(command: Command) -> Command:
     )(command)
 
 
+def _file(name: str | None) -> Path:
+    """The lab file that NAME means; left out: ./lab.yaml.
+
+    Raises:
+        UsageError: no such lab, or nothing named and no ./lab.yaml.
+    """
+    from netlab import catalogue
+
+    if name is not None:
+        return catalogue.find(name)
+    default = Path("lab.yaml")
+    if not default.exists():
+        raise UsageError("say which lab: a name of the catalogue (see `list`), or a path")
+    return default
+
+
+def _instance(name: str | None) -> str:
+    """The instance that NAME means: its own name, or the file that it was made from."""
+    from netlab import kernel, lifecycle
+
+    names = [found.name for found in kernel.instances()]
+    if name in names:
+        return str(name)
+    if name is not None and "/" not in name and not name.endswith((".yaml", ".yml")):
+        return name
+    file = _file(name).resolve()
+    made = [found for found in names if lifecycle.source_file(found) == str(file)]
+    return made[0] if made else lifecycle.name_in(file)
+
+
 def _json(value: object) -> None:
     click.echo(json.dumps(value, indent=2))
 
@@ -140,8 +170,8 @@ def _catalogue_row(path: Path) -> dict[str, object]:
 
 
 @cli.command()
-@click.argument("name")
-def validate(name: str) -> int:
+@click.argument("name", required=False)
+def validate(name: str | None) -> int:
     """Check a lab file, every variant of it, without starting anything.
 
     Every problem is told at once, as file:line:column.
@@ -150,11 +180,11 @@ def validate(name: str) -> int:
     Examples:  validate calico-macvlan
                validate ./lab.yaml
     """
-    from netlab import catalogue, report
+    from netlab import report
     from netlab.compile import compile_lab
     from netlab.spec import load_all
 
-    labs = load_all(catalogue.find(name))
+    labs = load_all(_file(name))
     plans = [compile_lab(lab) for lab in labs.values()]
     click.echo(report.validated(labs["base"], plans[0], len(labs) - 1))
     return AS_EXPECTED
@@ -174,17 +204,17 @@ def schema() -> int:
 
 
 @cli.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--variant", default="base", help="The variant to plan.", show_default=True)
-def plan(name: str, variant: str) -> int:
+def plan(name: str | None, variant: str) -> int:
     """Print the plan as a shell script that runs, with the reason for each line.
 
     \b
     Example:  plan calico-macvlan | less
     """
-    from netlab import catalogue, lifecycle, script
+    from netlab import lifecycle, script
 
-    _, planned = lifecycle.load(catalogue.find(name), variant)
+    _, planned = lifecycle.load(_file(name), variant)
     click.echo(script.render(planned), nl=False)
     return AS_EXPECTED
 
@@ -193,11 +223,11 @@ def plan(name: str, variant: str) -> int:
 
 
 @cli.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--name", "instance", metavar="INSTANCE", help="Its own name, for a second instance.")
 @click.option("--variant", default="base", help="Bring this variant up.", show_default=True)
 @click.option("--test", "prove", is_flag=True, help="Then run `test` on it.")
-def up(name: str, instance: str | None, variant: str, prove: bool) -> int:
+def up(name: str | None, instance: str | None, variant: str, prove: bool) -> int:
     """Bring a lab up: NAME is one of the catalogue, or a path.
 
     Again on the same file: nothing to do. On a changed file: says what differs and rebuilds.
@@ -207,9 +237,9 @@ def up(name: str, instance: str | None, variant: str, prove: bool) -> int:
                up ./lab.yaml --name mine
                up calico-macvlan --variant liberal
     """
-    from netlab import catalogue, lifecycle, report
+    from netlab import lifecycle, report
 
-    file = catalogue.find(name)
+    file = _file(name)
     done = lifecycle.up(file, instance=instance, variant=variant)
     click.echo(report.up(done))
     if not prove:
@@ -230,20 +260,17 @@ def down(names: tuple[str, ...], everything: bool) -> int:
     """
     from netlab import kernel, lifecycle
 
-    if everything == bool(names):
-        raise UsageError("name the labs to take down, or say --all")
-    wanted = [found.name for found in kernel.instances()] if everything else list(names)
-    missing = [name for name in wanted if not lifecycle.down(_instance_name(name))]
+    if everything and names:
+        raise UsageError("name labs, or say --all: not both")
+    if everything:
+        wanted = [found.name for found in kernel.instances()]
+    else:
+        wanted = [_instance(name) for name in names or (None,)]
     for name in wanted:
-        click.echo(f"{name}: was not up" if name in missing else f"{name}: removed")
+        click.echo(f"{name}: removed" if lifecycle.down(name) else f"{name}: was not up")
     if not wanted:
         click.echo("no lab is up")
     return AS_EXPECTED
-
-
-def _instance_name(name: str) -> str:
-    """A lab is taken down by its instance's name; a path stands for the name of its file."""
-    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
 
 
 @cli.command()
@@ -276,19 +303,19 @@ def status(style: str) -> int:
 
 
 @cli.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--name", "instance", metavar="INSTANCE", help="The instance, where named otherwise.")
 @_format
-def diff(name: str, instance: str | None, style: str) -> int:
+def diff(name: str | None, instance: str | None, style: str) -> int:
     """What differs between a running lab and its file; exit 1 if anything does.
 
     \b
     Example:  diff calico-macvlan
     """
-    from netlab import catalogue, lifecycle, report
+    from netlab import lifecycle, report
     from netlab.plan import diff as differences
 
-    lab, wanted = lifecycle.load(catalogue.find(name))
+    lab, wanted = lifecycle.load(_file(name))
     running = lifecycle.running(lifecycle.the_only(instance or lab.name))
     found = differences(running.plan, wanted)
     if style == "json":
@@ -299,9 +326,10 @@ def diff(name: str, instance: str | None, style: str) -> int:
 
 
 @cli.command()
-@click.argument("wanted", required=False, metavar="[INSTANCE]")
+@click.argument("name", required=False)
+@click.option("--name", "instance", metavar="INSTANCE", help="The instance, where named otherwise.")
 @_format
-def verify(wanted: str | None, style: str) -> int:
+def verify(name: str | None, instance: str | None, style: str) -> int:
     """Compare the kernel's state with the plan and name every drift; exit 1 if there is any.
 
     \b
@@ -309,6 +337,7 @@ def verify(wanted: str | None, style: str) -> int:
     """
     from netlab import kernel, lifecycle, report
 
+    wanted = instance or (None if name is None else _instance(name))
     running = lifecycle.running(lifecycle.the_only(wanted))
     drifts = kernel.verify(running.plan, running.instance)
     if style == "json":
@@ -322,7 +351,7 @@ def verify(wanted: str | None, style: str) -> int:
 
 
 @cli.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--name", "instance", metavar="INSTANCE", help="Test this instance of it.")
 @click.option("--variant", "variants", multiple=True, help="Only this variant (or base); repeat.")
 @click.option(
@@ -333,7 +362,7 @@ def verify(wanted: str | None, style: str) -> int:
 @click.option("--keep", is_flag=True, help="Leave private instances of failed runs up.")
 @click.option("-v", "--verbose", is_flag=True, help="Say why, for every line.")
 @_format
-def test(name: str, instance: str | None, style: str, **options: Any) -> int:  # noqa: ANN401 - click's
+def test(name: str | None, instance: str | None, style: str, **options: Any) -> int:  # noqa: ANN401 - click's
     """Run every expectation of a lab, in the base and in each variant, and print one table.
 
     The base runs on the lab where it is up and not stale, else on a private instance; each
@@ -343,9 +372,9 @@ def test(name: str, instance: str | None, style: str, **options: Any) -> int:  #
     Examples:  test calico-macvlan
                test calico-macvlan --variant base --select S-07
     """
-    from netlab import catalogue, report
+    from netlab import report
 
-    return _test(catalogue.find(name), instance, report.Options(json=style == "json", **options))
+    return _test(_file(name), instance, report.Options(json=style == "json", **options))
 
 
 def _test(file: Path, instance: str | None, options: Any) -> int:  # noqa: ANN401 - report.Options

@@ -134,6 +134,14 @@ def source_file(instance: str) -> str:
     return _facts(instance).get("file", "")
 
 
+def name_in(file: Path) -> str:
+    """The lab's name in *file*; the file's own where it cannot be read any more."""
+    try:
+        return spec.load(file).name
+    except (NetlabError, OSError):
+        return file.stem
+
+
 def is_stale(found: kernel.Instance) -> bool:
     """Whether the file now compiles to another plan (or to none) than the one that is up."""
     facts = _facts(found.name)

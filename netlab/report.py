@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from netlab.catalogue import folder as catalogue_folder
 from netlab.plan import Difference, Object, Origin, Plan, attributes, describe
 
 if TYPE_CHECKING:
@@ -105,7 +107,8 @@ def up(done: Up) -> str:
         f"{len(done.plan.objects)} objects    up in {done.seconds:.2f} s"
     )
     first = next(iter(lab.pods), next(iter(lab.nodes)))
-    prove = f"prove it   invoke lab test {lab.name}"
+    own = Path(lab.file).resolve().parent != catalogue_folder()
+    prove = f"prove it   invoke lab test {lab.file if own else lab.name}"
     hints = f"  {prove:<45}look inside   invoke lab shell {first}\n"
     hints += f"  remove     invoke lab down {name}"
     return "\n".join([*(lines if done.changes else ()), head, hints])

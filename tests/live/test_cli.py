@@ -250,3 +250,15 @@ def test_up_test_down_leave_the_host_as_it_was(tmp_path: Path) -> None:
     netlab("test", str(file), "--select", "S-07", "--select", "S-07/ping", "--variant", "base")
     netlab("test", str(file), "--select", "S-07", "--variant", "liberal")
     netlab("down", "cli-host")
+
+
+def test_without_a_name_the_file_here_is_meant(lab: Path) -> None:
+    shutil.copy(lab, lab.with_name("lab.yaml"))
+    here = {"cwd": lab.parent}
+    netlab("up", **here)
+    assert "and nothing else" in netlab("verify", **here).stdout
+    assert "what the file says" in netlab("diff", **here).stdout
+    assert netlab("down", "./lab.yaml", **here).stdout == "cli-test: removed\n"
+    assert netlab("down", **here).stdout == "cli-test: was not up\n"
+    nowhere = netlab("up", check=3, cwd=lab.parent.parent)
+    assert "say which lab" in nowhere.stderr
