@@ -15,10 +15,10 @@ pytestmark = pytest.mark.live
 
 STRICT = report.Options(strict=True)
 CASES = [
-    (path.stem, variant, expectation.id)
+    pytest.param(path.stem, variant, entry.id, id=f"{path.stem}/{variant}/{entry.id}")
     for path in catalogue.paths()
     for variant, lab in spec.load_all(path).items()
-    for expectation in lab.expect
+    for entry in lab.expect
 ]
 
 
@@ -29,7 +29,7 @@ def verdicts(name: str, variant: str) -> dict[str, Verdict]:
     return {verdict.id: verdict for verdict in check.run(lab, plan, None, STRICT, None).verdicts}
 
 
-@pytest.mark.parametrize(("name", "variant", "expectation"), CASES, ids="/".join)
+@pytest.mark.parametrize(("name", "variant", "expectation"), CASES)
 def test_expectation(name: str, variant: str, expectation: str) -> None:
     verdict = verdicts(name, variant)[expectation]
     assert verdict.ok, f"{verdict.text}: {verdict.reason}\n{verdict.expected}\n{verdict.observed}"
