@@ -81,8 +81,11 @@ def run_all(jobs: Sequence[Callable[[], T]], waiting: int, done: Callable[[], No
         done()
         return outcome
 
-    with ThreadPoolExecutor(PER_CORE * (os.cpu_count() or 1) + min(waiting, MAX_WAITING)) as pool:
+    pool = ThreadPoolExecutor(PER_CORE * (os.cpu_count() or 1) + min(waiting, MAX_WAITING))
+    try:
         return list(pool.map(work, jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 # --- ping ----------------------------------------------------------------------------------------

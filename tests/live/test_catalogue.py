@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,6 @@ def test_expectation(name: str, variant: str, expectation: str) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_left() -> Iterator[None]:
-    before = set(Path("/run/netns").iterdir()) if Path("/run/netns").exists() else set()
     yield
-    after = set(Path("/run/netns").iterdir()) if Path("/run/netns").exists() else set()
-    assert after - before == set()
+    left = [path.name for path in Path("/run/netns").glob(f"netlab.*-{os.getpid()}-*")]
+    assert left == []

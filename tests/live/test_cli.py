@@ -171,6 +171,20 @@ def test_an_interrupted_up_leaves_nothing(lab: Path) -> None:
         assert _namespaces("cli-test") == []
 
 
+def test_an_interrupted_test_leaves_nothing(lab: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "netlab", "test", str(lab), "--variant", "liberal"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        private = f"cli-test-{process.pid}-*"
+        while process.poll() is None and len(_namespaces(private)) < 17:
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert _namespaces(private) == []
+
+
 def test_test_reports_json_and_leaves_the_running_lab_alone(running: Path) -> None:
     before = json.loads(netlab("status", "--format", "json").stdout)
     told = json.loads(
