@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import re
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -48,6 +49,11 @@ USER = Origin("user", "extra")
 _PR_SET_CHILD_SUBREAPER = 36
 _VOLATILE = re.compile(r"nf_conntrack_count|/route/gc_|netdev_rss_key|/flush$|nf_conntrack_expect")
 _COUNTERS = re.compile(r"\[\d+:\d+\]|counter packets \d+ bytes \d+|valid_l?ft?\S* \w+")
+
+
+def pytest_configure() -> None:
+    """A shell starts background jobs with SIGINT ignored, and programs pass that on: undo it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
