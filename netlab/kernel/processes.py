@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, NoReturn, TypeAlias
 
 from netlab.errors import KernelError
 from netlab.kernel import namespaces
@@ -21,6 +21,9 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NOT_EXECUTABLE, _NOT_FOUND, _SIGNALLED = 126, 127, 128
 _ROUNDS = 100
 _KILL_SECONDS = 10
+
+_Mask: TypeAlias = Collection[int]
+_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 _started: dict[str, list[subprocess.Popen[bytes]]] = {}
 """By instance, the children that outlive `apply`: this process must collect them when they end."""
@@ -113,21 +116,26 @@ def execute(instance: str, netns: str, argv: Sequence[str]) -> int:
         raise KernelError(f"{instance}: no network namespace {netns}: {error.strerror}") from None
     sys.stdout.flush()
     sys.stderr.flush()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     child = os.fork()
     if not child:
-        _become(descriptor, file.name, argv)
+        _become(descriptor, file.name, argv, mask)
     os.close(descriptor)
-    with _forwarding(child):
+    with _forwarding(child, mask):
         _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else _SIGNALLED - code
 
 
-def _become(descriptor: int, name: str, argv: Sequence[str]) -> NoReturn:
+def _become(descriptor: int, name: str, argv: Sequence[str], mask: _Mask) -> NoReturn:
     """Replace this (forked) process by the program; never return to the parent's code."""
     try:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
+        for number in _PASSED_ON:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         namespaces.switch(descriptor)
         namespaces.show_own_sys(name)
         os.execvp(argv[0], list(argv))  # noqa: S606 - no shell between a user and the program
@@ -142,8 +150,12 @@ def _become(descriptor: int, name: str, argv: Sequence[str]) -> NoReturn:
 
 
 @contextmanager
-def _forwarding(child: int) -> Iterator[None]:
-    """SIGTERM and SIGHUP go to *child*; the terminal's own signals reach it anyway."""
+def _forwarding(child: int, mask: _Mask) -> Iterator[None]:
+    """SIGTERM and SIGHUP go to *child*; the terminal's own signals reach it anyway.
+
+    They were held back since before the fork, so that none ends this process alone; *mask* lets
+    them through again.
+    """
 
     def forward(number: int, _frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -152,6 +164,7 @@ def _forwarding(child: int) -> Iterator[None]:
     before = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number in (signal.SIGINT, signal.SIGQUIT):
         before[number] = signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         yield
     finally:

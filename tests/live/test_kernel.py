@@ -747,6 +747,12 @@ def test_exec_passes_sigterm_on(up: str) -> None:
         assert process.wait(timeout=10) == 3
 
 
+def test_exec_passes_on_a_signal_that_comes_at_once(up: str) -> None:
+    """The program signals whoever waits for it as soon as it runs: the wait must not end first."""
+    script = "trap 'exit 3' TERM; kill -TERM $PPID; while :; do sleep 0.05; done"
+    assert execute(up, "pod", "sh", "-c", script).returncode == 3
+
+
 # --- locks, features -----------------------------------------------------------------------------
 
 
