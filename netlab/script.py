@@ -133,7 +133,8 @@ def _ip(netns: str, rest: str) -> str:
 
 
 def _exec(netns: str, rest: str) -> str:
-    return f"ip netns exec {_name(netns)} {rest}"
+    """By nsenter: `ip netns exec` would also want to mount a /sys, which a chroot refuses."""
+    return f"nsenter --net=/run/netns/{_name(netns)} {rest}"
 
 
 def _netns(item: Netns) -> Iterator[str]:

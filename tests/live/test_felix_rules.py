@@ -204,7 +204,7 @@ def run() -> Iterator[Callable[..., str]]:
     def within(*argv: str, given: str = "") -> str:
         if shutil.which(argv[0]) is None:
             pytest.skip(f"needs {argv[0]}")
-        command = ["ip", "netns", "exec", name, *argv]
+        command = ["nsenter", f"--net=/run/netns/{name}", *argv]
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

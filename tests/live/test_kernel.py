@@ -64,7 +64,7 @@ def up(plan: Plan, no_leaks: Names) -> Iterator[str]:
 
 def inside(instance: str, netns: str, *argv: str) -> str:
     """What a real program says in the namespace, entered by iproute2."""
-    command = ["ip", "netns", "exec", f"netlab.{instance}.{netns}", *argv]
+    command = ["nsenter", f"--net=/run/netns/netlab.{instance}.{netns}", *argv]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
@@ -228,7 +228,13 @@ def test_a_signal_in_the_middle_leaves_nothing(
 
 
 def test_teardown_ends_every_program_that_lives_in_the_lab(up: str) -> None:
-    argv = ["ip", "netns", "exec", f"netlab.{up}.pod", "sh", "-c", "trap '' TERM; sleep 600 & wait"]
+    argv = [
+        "nsenter",
+        f"--net=/run/netns/netlab.{up}.pod",
+        "sh",
+        "-c",
+        "trap '' TERM; sleep 600 & wait",
+    ]
     stray = subprocess.Popen(argv, start_new_session=True)
     with namespaces.enter(up, "node1"):
         other = subprocess.Popen(["sleep", "600"])

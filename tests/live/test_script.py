@@ -30,7 +30,7 @@ UNSTABLE = {
 
 def read(prefix: str, netns: str) -> dict[str, Any]:
     """Everything that programs tell of the namespace, without numbers that differ by chance."""
-    within = ["ip", "netns", "exec", f"{prefix}.{netns}"]
+    within = ["nsenter", f"--net=/run/netns/{prefix}.{netns}"]
     told: dict[str, Any] = {}
     for what in (
         "-d link",

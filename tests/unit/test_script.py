@@ -198,7 +198,7 @@ def body(*objects: Object) -> list[str]:
         ),
         (
             Sysctl(netns="a", origin=ORIGIN, name="net.ipv4.conf.eth0/7.rp_filter", value="2"),
-            [f"ip netns exec {A} sysctl -q -w net.ipv4.conf.eth0/7.rp_filter=2"],
+            [f"nsenter --net=/run/netns/{A} sysctl -q -w net.ipv4.conf.eth0/7.rp_filter=2"],
         ),
         (
             Listener(netns="a", origin=ORIGIN, ports=(80, 8080)),
@@ -208,7 +208,7 @@ def body(*objects: Object) -> list[str]:
             Command(netns="a", origin=ORIGIN, argv=("sh", "-c", "echo 'it is' $HOME; sleep 1")),
             [
                 (
-                    f"ip netns exec {A} sh -c 'echo '\"'\"'it is'\"'\"' $HOME; sleep 1'"
+                    f"nsenter --net=/run/netns/{A} sh -c 'echo '\"'\"'it is'\"'\"' $HOME; sleep 1'"
                     " </dev/null >/dev/null 2>&1 &"
                 )
             ],
@@ -216,7 +216,7 @@ def body(*objects: Object) -> list[str]:
         (
             IpSet(netns="a", origin=ORIGIN, name="s", members=("10.0.0.0/8",)),
             [
-                f"ip netns exec {A} ipset restore <<'END'",
+                f"nsenter --net=/run/netns/{A} ipset restore <<'END'",
                 "create s hash:net family inet",
                 "add s 10.0.0.0/8",
                 "END",
@@ -243,7 +243,7 @@ def test_rules_come_in_one_call_with_their_reasons_and_conntracks_settings_behin
     rule = Hook(netns="a", origin=ORIGIN, table="filter", chain="INPUT", text=text)
     assert body(late, rule) == [
         "# a: filter",
-        f"ip netns exec {A} iptables-nft-restore <<'END'",
+        f"nsenter --net=/run/netns/{A} iptables-nft-restore <<'END'",
         "*filter",
         ":INPUT ACCEPT [0:0]",
         ":FORWARD ACCEPT [0:0]",
@@ -253,7 +253,7 @@ def test_rules_come_in_one_call_with_their_reasons_and_conntracks_settings_behin
         "COMMIT",
         "END",
         "# underlay: wire",
-        f"ip netns exec {A} sysctl -q -w net.netfilter.nf_conntrack_max=1",
+        f"nsenter --net=/run/netns/{A} sysctl -q -w net.netfilter.nf_conntrack_max=1",
     ]
 
 
