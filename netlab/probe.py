@@ -35,9 +35,11 @@ from netlab.errors import KernelError
 from netlab.model import Probe, ProbeKind
 from netlab.outcome import Outcome
 
-CONNECT_SECONDS = 2
+PATIENCE = max(1, int(os.environ.get("NETLAB_PATIENCE", "1")))
+"""Times all limits: an emulated machine, some twenty times slower, needs more than one."""
+CONNECT_SECONDS = 2 * PATIENCE
 """For the first answer: a lab's paths take microseconds, and SYN is sent again after 1 s."""
-TOTAL_SECONDS = 3
+TOTAL_SECONDS = 3 * PATIENCE
 """For a whole curl: the kernel sends data again after 0.2, 0.6 and 1.4 s; a path that lost all
 four has dropped them."""
 PROGRAM_SECONDS = 60

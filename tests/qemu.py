@@ -23,6 +23,8 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "netla
 PACKAGES = {"debian": "linux-image-amd64"}
 BOOT_AND_RUN_SECONDS = 3600
 CPUS, MEMORY = 2, "3G"
+PATIENCE = 5
+"""Emulation is some twenty times slower, and the host may be busy: probes wait that much longer."""
 
 
 def run(*argv: str, **options: object) -> str:
@@ -60,7 +62,7 @@ def script(folder: Path, select: list[str]) -> str:
     return "\n".join(
         (
             "#!/bin/sh",
-            "export HOME=/tmp",
+            f"export HOME=/tmp NETLAB_PATIENCE={PATIENCE}",
             "unset PYTHONDONTWRITEBYTECODE",
             f"export PATH={shlex.quote(os.environ['PATH'])}:/usr/sbin:/sbin",
             f"cd {shlex.quote(str(ROOT))} || exit 2",
