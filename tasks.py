@@ -94,7 +94,9 @@ def _re_rooted(argv: list[str]) -> list[str]:
     """*argv* in a mount namespace of its own, with a root directory that is a mount."""
     inner = f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(argv)}"
     script = (
-        f'd=$(mktemp -d) && mount --rbind / "$d" && exec chroot "$d" sh -c {shlex.quote(inner)}'
+        'd=$(mktemp -d) && mount --rbind / "$d" || exit 2; '
+        f'chroot "$d" sh -c {shlex.quote(inner)}; code=$?; '
+        'umount -l "$d"; rmdir "$d"; exit $code'
     )
     return ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", script]
 
